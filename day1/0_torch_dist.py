@@ -11,15 +11,11 @@ import argparse
 import os
 import signal
 import socket
-import sys
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-
-# A collective waits for every rank. When one never comes, the others give up after this time.
-TIMEOUT = timedelta(seconds=60)
 
 
 def gather(value):
@@ -43,49 +39,44 @@ def main():
         for r, (before, after, pid) in enumerate(rows):
             print(f"rank {r} of {world_size} (process {pid}): {before:g} before, {after:g} after")
         terms, expected = "+".join(map(str, range(world_size))), sum(range(world_size))
-        if all(after == expected for _, after, _ in rows):
-            print(f"=> every rank holds the sum {terms} = {expected}")
-        else:
-            print(f"=> WRONG: not every rank holds the sum {terms} = {expected}")
+        correct = all(after == expected for _, after, _ in rows)
+        verdict = "every rank holds" if correct else "WRONG: not every rank holds"
+        print(f"=> {verdict} the sum {terms} = {expected}")
 
 
 def start(local_rank, *arguments):
-    """Be one rank: join the process group, run main, and leave the group on every way out."""
+    """Be one rank: join the process group, run main, leave the group."""
     os.environ.setdefault("RANK", str(local_rank))
-    dist.init_process_group("gloo", timeout=TIMEOUT)
-    try:
-        main(*arguments)
-    finally:
-        dist.destroy_process_group()
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    main(*arguments)
+    dist.barrier()  # leave together; a rank that fails never gets here and ends the job
+    dist.destroy_process_group()
 
 
 def launch(processes, *arguments):
-    """Start the processes on this machine, with the variables that torchrun or Slurm would set."""
-    if "RANK" in os.environ:  # torchrun or Slurm has started the processes: this is one of them
+    """Start the ranks on this machine, with the variables that torchrun or Slurm would set."""
+    if "RANK" in os.environ:  # torchrun or Slurm has started this process as one of the ranks
         return start(int(os.environ["LOCAL_RANK"]), *arguments)
     # The ranks find each other through a small server here. Port 0: the system picks a free one.
-    address, port = (listener := socket.create_server(("127.0.0.1", 0))).getsockname()
-    options = dict(master_listen_fd=listener.detach(), wait_for_workers=False, use_libuv=False)
-    store = dist.TCPStore(address, port, is_master=True, **options)
-    os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(store.port))
+    listener = socket.create_server(("127.0.0.1", 0))
+    port, fd = listener.getsockname()[1], listener.detach()
+    store = dist.TCPStore("127.0.0.1", port, None, True, use_libuv=False, master_listen_fd=fd)
+    os.environ.update(MASTER_ADDR=store.host, MASTER_PORT=str(store.port))
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # rank 0 starts no server of its own
     os.environ.update(WORLD_SIZE=str(processes), LOCAL_WORLD_SIZE=str(processes))
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # so rank 0 starts no server of its own
-    # Divide the cores: processes that each take all of them would only get in each other's way.
+    # Share the cores out: ranks that each want all of them slow each other down.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // processes)))
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends all at once, without tracebacks
-    try:
-        mp.spawn(start, args=arguments, nprocs=processes)
-    except (mp.ProcessRaisedException, mp.ProcessExitedException) as error:
-        sys.exit(f"Rank {error.error_index} failed: {error.msg.strip()}")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends every rank, with no traceback
+    mp.spawn(start, args=arguments, nprocs=processes)
 
 
 def parse_args():
-    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("processes", nargs="?", type=int, default=4, help="processes to start (4)")
+    parser.add_argument("processes", nargs="?", type=int, default=4, help="how many (4)")
     args = parser.parse_args()
-    if args.processes < 1:
-        parser.error(f"processes must be 1 or more, not {args.processes}")
+    for name, value in vars(args).items():
+        if isinstance(value, int) and value <= 0:
+            parser.error(f"{name} must be greater than 0, not {value}")
     return args
 
 

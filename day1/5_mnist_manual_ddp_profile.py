@@ -1,0 +1,209 @@
+"""Lesson 5: where does the time go? The profiler knows.
+
+Builds on: 4_mnist_manual_ddp.py
+New here:  profile, record_function, trace
+Run:       python day1/5_mnist_manual_ddp_profile.py [processes]
+Look for:  => 4 traces in ./log_ddp; 0% of communication hidden
+Try next:  --batch-size 8 and --batch-size 512: what becomes of the share of communication?
+"""
+
+import argparse
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from torch import nn
+from torch.profiler import profile, record_function, schedule, tensorboard_trace_handler
+from torch.utils.data import DistributedSampler
+from tqdm import tqdm
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # hides what the profiler says of itself
+
+
+def choose_device(local_rank, local_world_size):
+    """Return this rank's device and the backend that connects such devices."""
+    accelerator = torch.accelerator.is_available() and torch.accelerator.current_accelerator()
+    if not accelerator or accelerator.type == "mps":  # Apple's has no collectives
+        return torch.device("cpu"), "gloo"
+    count = torch.accelerator.device_count()
+    device = torch.device(accelerator.type, local_rank % count)
+    torch.accelerator.set_device_index(device.index)
+    shared = local_world_size > count  # then through gloo: NCCL refuses two ranks on one GPU
+    return device, "gloo" if shared else dist.get_default_backend_for_device(device)
+
+
+def load_mnist(data_dir):
+    """Return images, uint8 [N, 28, 28], and labels, int64 [N]: of training, then of testing."""
+    from torchvision.datasets import MNIST  # here, because the ranks need not wait for it
+    from torchvision.datasets.utils import check_integrity, extract_archive
+
+    # Unpacked for this process alone: whoever shares the files may read one half written.
+    with tempfile.TemporaryDirectory() as folder:
+        (raw := Path(folder, "MNIST", "raw")).mkdir(parents=True)
+        for name, md5 in MNIST.resources:
+            if not check_integrity(archive := data_dir / "MNIST" / "raw" / name, md5):
+                sys.exit(f"{archive} is missing or damaged. Restore it: git checkout data/MNIST")
+            extract_archive(archive, raw)
+        parts = MNIST(folder, train=True), MNIST(folder, train=False)
+    return [tensor for part in parts for tensor in (part.data, part.targets)]
+
+
+def batches(images, labels, sampler, batch_size, max_steps):
+    """Yield images and labels batch by batch, in the sampler's order."""
+    order = torch.tensor(list(sampler), device=images.device)
+    hidden = os.environ.get("RANK", "0") != "0" or None  # None: shown on a terminal only
+    for indices in tqdm(order.split(batch_size)[:max_steps], disable=hidden, leave=False):
+        with record_function("data"):
+            batch = images[indices], labels[indices]
+        yield batch
+
+
+class Net(nn.Module):
+    """A small convolutional network: images, uint8 [N, 28, 28], to scores, float32 [N, 10]."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 8, kernel_size=5, stride=2)
+        self.conv2 = nn.Conv2d(8, 32, kernel_size=3)
+        self.fc1 = nn.Linear(32 * 5 * 5, 64)
+        self.fc2 = nn.Linear(64, 10)
+
+    def forward(self, images):
+        x = (images[:, None] / 255 - 0.1307) / 0.3081  # to mean 0 and standard deviation 1
+        x = F.relu(self.conv1(x))
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2).flatten(1)
+        return self.fc2(F.relu(self.fc1(x)))
+
+
+def average_gradients(model, world_size):
+    """Replace each gradient by its mean over the ranks. They all must call this."""
+    gradients = [parameter.grad for parameter in model.parameters()]
+    # All of them in one message: every message costs time, however short it is.
+    flat = nn.utils.parameters_to_vector(gradients)
+    dist.all_reduce(flat, op=dist.ReduceOp.SUM)
+    nn.utils.vector_to_parameters(flat / world_size, gradients)  # the mean, not the sum
+
+
+def train_one_epoch(model, optimizer, batches, world_size, profiler):
+    """Train on each batch once. Return [2, steps]: loss summed over the batch; batch size."""
+    history = []
+    for images, labels in batches:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+        if world_size > 1:
+            average_gradients(model, world_size)
+        optimizer.step()
+        # No .item() here: the CPU would wait for the GPU in every step.
+        history.append(torch.stack([loss.detach() * len(labels), loss.new_tensor(len(labels))]))
+        profiler.step()  # one step ends here
+    return torch.stack(history, dim=1)
+
+
+def time_shares(trace):
+    """Return the shares of the time, from 0 to 1, that a trace file shows for each kind of work."""
+    events = [e for e in json.loads(trace.read_text())["traceEvents"] if e.get("ph") == "X"]
+    steps = [e for e in events if e["name"].startswith("ProfilerStep")]
+    begin, end = min(e["ts"] for e in steps), max(e["ts"] + e["dur"] for e in steps)
+    work = "kernel" if any(e["cat"] == "kernel" for e in events) else "cpu_op"  # GPU or CPU
+    # One flag per microsecond and kind: two kinds overlap where both flags are set.
+    data, compute, communication = torch.zeros(3, int(end - begin) + 1, dtype=torch.bool)
+    for e in events:
+        busy = slice(max(0, int(e["ts"] - begin)), max(0, int(e["ts"] + e["dur"] - begin)))
+        if e["name"] == "data":
+            data[busy] = True
+        elif e["name"].startswith(("gloo:", "ncclDevKernel")):
+            communication[busy] = True
+        elif e["cat"] == work and not e["name"].startswith("c10d::"):
+            compute[busy] = True
+    shares = {"data": data, "compute": compute & ~data, "communication": communication}
+    shares |= {"overlap": communication & compute, "idle": ~(data | compute | communication)}
+    return {kind: flags.float().mean().item() for kind, flags in shares.items()}
+
+
+def main(device, data, args):
+    """Run on every rank: train a few steps, record them, say where the time went."""
+    images, labels = data[0].to(device), data[1].to(device)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(args.seed)  # the same first weights on every rank
+    model = Net().to(images.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
+    sampler = DistributedSampler(images, world_size, rank, seed=args.seed)
+    count = args.max_steps or 20
+    # Five steps more, not recorded: the first ones allocate memory and set up connections.
+    steps = batches(images, labels, sampler, args.batch_size, count + 5)
+    plan = schedule(wait=0, warmup=5, active=count, repeat=1)
+    writer = tensorboard_trace_handler("log_ddp", worker_name=f"rank{rank}")
+    with profile(schedule=plan, on_trace_ready=writer, acc_events=True) as profiler:
+        train_one_epoch(model, optimizer, steps, world_size, profiler)
+    newest, table = max(Path("log_ddp").glob(f"rank{rank}.*")), [None] * world_size
+    dist.all_gather_object(table, time_shares(newest))
+    if rank == 0:
+        print("rank", *(f"{kind:>14}" for kind in table[0]))
+        for r, shares in enumerate(table):
+            print(f"{r:4}", *(f"{share:14.1%}" for share in shares.values()))
+        hidden, total = (sum(row[kind] for row in table) for kind in ("overlap", "communication"))
+        print("see the traces with https://ui.perfetto.dev or tensorboard --logdir=./log_ddp")
+        print(
+            f"=> {world_size} traces in ./log_ddp; {hidden / (total or 1):.0%} of communication hidden"
+        )
+
+
+def start(local_rank, *arguments):
+    """Be one rank: join the process group, run main, leave the group."""
+    os.environ.setdefault("RANK", str(local_rank))
+    device, backend = choose_device(local_rank, int(os.environ["LOCAL_WORLD_SIZE"]))
+    own = None if backend == "gloo" else device
+    dist.init_process_group(backend, timeout=timedelta(seconds=60), device_id=own)
+    if dist.get_rank() == 0:
+        print(f"ranks: {dist.get_world_size()}, device: {device.type}, backend: {backend}")
+    main(device, *arguments)
+    dist.barrier()  # leave together; a rank that fails never gets here and ends the job
+    dist.destroy_process_group()
+
+
+def launch(processes, *arguments):
+    """Start the ranks on this machine, with the variables that torchrun or Slurm would set."""
+    if "RANK" in os.environ:  # torchrun or Slurm has started this process as one of the ranks
+        return start(int(os.environ["LOCAL_RANK"]), *arguments)
+    # The ranks find each other through a small server here. Port 0: the system picks a free one.
+    listener = socket.create_server(("127.0.0.1", 0))
+    port, fd = listener.getsockname()[1], listener.detach()
+    store = dist.TCPStore("127.0.0.1", port, None, True, use_libuv=False, master_listen_fd=fd)
+    os.environ.update(MASTER_ADDR=store.host, MASTER_PORT=str(store.port))
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # rank 0 starts no server of its own
+    os.environ.update(WORLD_SIZE=str(processes), LOCAL_WORLD_SIZE=str(processes))
+    # Share the cores out: ranks that each want all of them slow each other down.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // processes)))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends every rank, with no traceback
+    mp.spawn(start, args=arguments, nprocs=processes)
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("processes", nargs="?", type=int, default=4, help="how many (4)")
+    parser.add_argument("--epochs", type=int, default=2, help="times through the data (2)")
+    parser.add_argument("--batch-size", type=int, default=64, help="images per process (64)")
+    parser.add_argument("--lr", type=float, default=0.02, help="learning rate (0.02)")
+    parser.add_argument("--seed", type=int, default=0, help="for weights and order (0)")
+    parser.add_argument("--max-steps", type=int, help="end an epoch after this many steps")
+    parser.add_argument("--data-dir", type=Path, default=Path(__file__).parents[1] / "data")
+    args = parser.parse_args()
+    for name, value in vars(args).items():
+        if isinstance(value, int | float) and not value > 0 and name != "seed":
+            parser.error(f"{name} must be greater than 0, not {value}")
+    return args
+
+
+if __name__ == "__main__":
+    args = parse_args()
+    launch(args.processes, load_mnist(args.data_dir), args)  # the ranks share the data's memory
