@@ -4,7 +4,7 @@ Builds on: 1_torch_dist_gpu.py
 New here:  the data, the model and the training loop of all later lessons
 Run:       python day1/2_mnist_training.py
 Look for:  => 98.57% of 10,000 test images right, mean loss 0.1227
-Try next:  --epochs 5; --batch-size 256, and then with --lr 0.08 too.
+Try next:  --epochs 5; --batch-size 256, and then with --lr 0.04 too.
 """
 
 import argparse
@@ -138,7 +138,7 @@ def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=2, help="times through the data (2)")
     parser.add_argument("--batch-size", type=int, default=64, help="images per process (64)")
-    parser.add_argument("--lr", type=float, default=0.02, help="learning rate (0.02)")
+    parser.add_argument("--lr", type=float, default=0.01, help="learning rate (0.01)")
     parser.add_argument("--seed", type=int, default=0, help="for weights and order (0)")
     parser.add_argument("--max-steps", type=int, help="end an epoch after this many steps")
     parser.add_argument("--data-dir", type=Path, default=Path(__file__).parents[1] / "data")

@@ -170,7 +170,7 @@ def parse_args():
     parser.add_argument("processes", nargs="?", type=int, default=4, help="how many (4)")
     parser.add_argument("--epochs", type=int, default=2, help="times through the data (2)")
     parser.add_argument("--batch-size", type=int, default=64, help="images per process (64)")
-    parser.add_argument("--lr", type=float, default=0.02, help="learning rate (0.02)")
+    parser.add_argument("--lr", type=float, default=0.01, help="learning rate (0.01)")
     parser.add_argument("--seed", type=int, default=0, help="for weights and order (0)")
     parser.add_argument("--max-steps", type=int, help="end an epoch after this many steps")
     parser.add_argument("--data-dir", type=Path, default=Path(__file__).parents[1] / "data")

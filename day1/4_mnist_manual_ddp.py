@@ -108,7 +108,7 @@ def train(images, labels, args, rank, world_size):
     torch.manual_seed(args.seed)  # the same first weights on every rank
     model = Net().to(images.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
-    # Shuffles like one process would, then deals the images out to the ranks like cards.
+    # The ranks shuffle alike, then each takes every world_size-th image.
     sampler = DistributedSampler(images, world_size, rank, seed=args.seed)
     histories = []
     for epoch in range(args.epochs):
@@ -184,7 +184,7 @@ def parse_args():
     parser.add_argument("processes", nargs="?", type=int, default=4, help="how many (4)")
     parser.add_argument("--epochs", type=int, default=2, help="times through the data (2)")
     parser.add_argument("--batch-size", type=int, default=64, help="images per process (64)")
-    parser.add_argument("--lr", type=float, default=0.02, help="learning rate (0.02)")
+    parser.add_argument("--lr", type=float, default=0.01, help="learning rate (0.01)")
     parser.add_argument("--seed", type=int, default=0, help="for weights and order (0)")
     parser.add_argument("--max-steps", type=int, help="end an epoch after this many steps")
     parser.add_argument("--data-dir", type=Path, default=Path(__file__).parents[1] / "data")

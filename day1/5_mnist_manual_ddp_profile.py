@@ -3,7 +3,7 @@
 Builds on: 4_mnist_manual_ddp.py
 New here:  profile, record_function, trace
 Run:       python day1/5_mnist_manual_ddp_profile.py [processes]
-Look for:  => 4 traces in ./log_ddp; 0% of communication hidden
+Look for:  => traces in ./log_ddp: 4; communication hidden by computing: 0%
 Try next:  --batch-size 8 and --batch-size 512: what becomes of the share of communication?
 """
 
@@ -130,6 +130,23 @@ def time_shares(trace):
     return {kind: flags.float().mean().item() for kind, flags in shares.items()}
 
 
+def report(folder):
+    """Print where the time of every rank went, and how else to look at the traces."""
+    newest = max(Path(folder).glob(f"rank{dist.get_rank()}.*"))
+    table = [None] * dist.get_world_size()
+    dist.all_gather_object(table, time_shares(newest))
+    if dist.get_rank() == 0:
+        print("rank", *(f"{kind:>14}" for kind in table[0]))
+        for rank, shares in enumerate(table):
+            print(f"{rank:4}", *(f"{share:14.1%}" for share in shares.values()))
+        hidden, total = (sum(row[kind] for row in table) for kind in ("overlap", "communication"))
+        share = hidden / total if total else 0
+        print(f"See the traces with https://ui.perfetto.dev or tensorboard --logdir={folder}")
+        print(
+            f"=> traces in {folder}: {len(table)}; communication hidden by computing: {share:.0%}"
+        )
+
+
 def main(device, data, args):
     """Run on every rank: train a few steps, record them, say where the time went."""
     images, labels = data[0].to(device), data[1].to(device)
@@ -137,25 +154,16 @@ def main(device, data, args):
     torch.manual_seed(args.seed)  # the same first weights on every rank
     model = Net().to(images.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
+    # The ranks shuffle alike, then each takes every world_size-th image.
     sampler = DistributedSampler(images, world_size, rank, seed=args.seed)
     count = args.max_steps or 20
-    # Five steps more, not recorded: the first ones allocate memory and set up connections.
     steps = batches(images, labels, sampler, args.batch_size, count + 5)
+    # Five more, because the first steps allocate memory and connect the ranks: not recorded.
     plan = schedule(wait=0, warmup=5, active=count, repeat=1)
-    writer = tensorboard_trace_handler("log_ddp", worker_name=f"rank{rank}")
+    writer = tensorboard_trace_handler("./log_ddp", worker_name=f"rank{rank}")
     with profile(schedule=plan, on_trace_ready=writer, acc_events=True) as profiler:
         train_one_epoch(model, optimizer, steps, world_size, profiler)
-    newest, table = max(Path("log_ddp").glob(f"rank{rank}.*")), [None] * world_size
-    dist.all_gather_object(table, time_shares(newest))
-    if rank == 0:
-        print("rank", *(f"{kind:>14}" for kind in table[0]))
-        for r, shares in enumerate(table):
-            print(f"{r:4}", *(f"{share:14.1%}" for share in shares.values()))
-        hidden, total = (sum(row[kind] for row in table) for kind in ("overlap", "communication"))
-        print("see the traces with https://ui.perfetto.dev or tensorboard --logdir=./log_ddp")
-        print(
-            f"=> {world_size} traces in ./log_ddp; {hidden / (total or 1):.0%} of communication hidden"
-        )
+    report("./log_ddp")
 
 
 def start(local_rank, *arguments):
@@ -193,7 +201,7 @@ def parse_args():
     parser.add_argument("processes", nargs="?", type=int, default=4, help="how many (4)")
     parser.add_argument("--epochs", type=int, default=2, help="times through the data (2)")
     parser.add_argument("--batch-size", type=int, default=64, help="images per process (64)")
-    parser.add_argument("--lr", type=float, default=0.02, help="learning rate (0.02)")
+    parser.add_argument("--lr", type=float, default=0.01, help="learning rate (0.01)")
     parser.add_argument("--seed", type=int, default=0, help="for weights and order (0)")
     parser.add_argument("--max-steps", type=int, help="end an epoch after this many steps")
     parser.add_argument("--data-dir", type=Path, default=Path(__file__).parents[1] / "data")
