@@ -95,14 +95,13 @@ def evaluate(model, images, labels):
     return (torch.cat(right) == labels).float().mean().item()
 
 
-def write_scalars(history, accuracy):
+def write_scalars(history):
     """Write the loss over the images seen to runs/, for TensorBoard."""
     from torch.utils.tensorboard import SummaryWriter  # here, because only rank 0 needs it
 
     with SummaryWriter(f"runs/{Path(__file__).stem}", purge_step=0) as writer:
         for step, (loss, size) in zip(history[1].cumsum(0).int().tolist(), history.T.tolist()):
             writer.add_scalar("loss/train", loss / size, step)
-        writer.add_scalar("accuracy/test", accuracy, step)
 
 
 def train(images, labels, args):
@@ -129,7 +128,7 @@ def main(device, data, args):
     images, labels, test_images, test_labels = (tensor.to(device) for tensor in data)
     model, history = train(images, labels, args)
     accuracy = evaluate(model, test_images, test_labels)
-    write_scalars(history, accuracy)
+    write_scalars(history)
     loss = history[0].sum() / history[1].sum()
     print(f"=> {accuracy:.2%} of {len(test_labels):,} test images right, mean loss {loss:.4f}")
 

@@ -99,8 +99,17 @@ def train_one_epoch(model, optimizer, batches):
     return torch.stack(history, dim=1)
 
 
-def time_training(images, labels, args, rank, world_size):
-    """Train a new model on world_size ranks. Return the seconds, and this rank's images."""
+def write_scalars(history):
+    """Write the loss over the images seen to runs/, for TensorBoard."""
+    from torch.utils.tensorboard import SummaryWriter  # here, because only rank 0 needs it
+
+    with SummaryWriter(f"runs/{Path(__file__).stem}", purge_step=0) as writer:
+        for step, (loss, size) in zip(history[1].cumsum(0).int().tolist(), history.T.tolist()):
+            writer.add_scalar("loss/train", loss / size, step)
+
+
+def train(images, labels, args, rank, world_size):
+    """Train a new model on world_size ranks. Return the seconds and the history."""
     torch.manual_seed(args.seed)  # the same first weights on every rank
     model = Net().to(images.device)
     if world_size > 1:
@@ -108,37 +117,45 @@ def time_training(images, labels, args, rank, world_size):
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     # The ranks shuffle alike, then each takes every world_size-th image.
     sampler = DistributedSampler(images, world_size, rank, seed=args.seed)
-    # The first steps allocate memory, choose kernels, connect the ranks: not timed.
+    # The first steps allocate memory, choose kernels and connect the ranks: not timed.
     train_one_epoch(model, optimizer, batches(images, labels, sampler, args.batch_size, 20))
     if world_size > 1:
-        dist.barrier()  # no rank starts the clock while another is still warming up
+        dist.barrier()  # no rank starts its clock while another still warms up
     synchronize(images.device)
-    begin, count = time.perf_counter(), 0
+    start = time.perf_counter()
+    histories = []
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)  # without this every epoch has the same order
+        begin = time.perf_counter()
         steps = batches(images, labels, sampler, args.batch_size, args.max_steps)
-        count += train_one_epoch(model, optimizer, steps)[1].sum().item()
+        histories.append(train_one_epoch(model, optimizer, steps))
+        if world_size > 1:
+            dist.all_reduce(histories[-1])  # losses and images of all ranks, step by step
+        # Reading the sums waits for the device. Only then is it fair to read the clock.
+        loss, count = histories[-1].sum(1).tolist()
+        speed = count / (time.perf_counter() - begin)
+        if rank == 0:
+            print(f"epoch {epoch}: loss {loss / count:.4f}, {speed:,.0f} images/s")
     # A GPU only notes what to do and works on: without this the clock is read too early.
     synchronize(images.device)
-    return time.perf_counter() - begin, count
+    return time.perf_counter() - start, torch.cat(histories, dim=1)
 
 
 def main(device, data, args):
     """Run on every rank: time one process, then all of them."""
     images, labels = data[0].to(device), data[1].to(device)
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    # Rank 0 works alone, with the one device and the threads that it has later too.
-    alone = time_training(images, labels, args, rank=0, world_size=1) if rank == 0 else None
+    if rank == 0:  # alone, with the device and the threads that it has afterwards too
+        alone, history = train(images, labels, args, rank=0, world_size=1)
+        print(f"1 process: {history[1].sum():,.0f} images in {alone:.2f} s")
     dist.barrier()
-    results = [None] * world_size
-    dist.all_gather_object(results, time_training(images, labels, args, rank, world_size))
+    seconds, history = train(images, labels, args, rank, world_size)
+    slowest = torch.tensor(seconds, device=device)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     if rank == 0:
-        # The job is done when the slowest rank is.
-        seconds, count = max(s for s, _ in results), sum(c for _, c in results)
-        for n, s, c in ((1, *alone), (world_size, seconds, count)):
-            print(f"processes: {n:2}, {c:,.0f} images in {s:.2f} s: {c / s:,.0f} images/s")
-        gain = (count / seconds) / (alone[1] / alone[0])
-        print(f"=> {world_size} processes are {gain:.2f} times as fast as 1")
+        write_scalars(history)
+        print(f"{world_size} processes: {history[1].sum():,.0f} images in {slowest:.2f} s")
+        print(f"=> {world_size} processes are {alone / slowest:.2f} times as fast as 1")
 
 
 def start(local_rank, *arguments):

@@ -1,0 +1,51 @@
+# shellcheck shell=bash
+# Sets "python" to an interpreter that has everything in requirements.txt. Sourced by run_course.sh
+# and run_tests.sh; not a command of its own.
+#
+# 1. An active environment that has it all is used as it is.
+# 2. Otherwise .venv is made beside the README. Where the active Python already has torch (a site
+#    module, conda), .venv sees its packages, and torch and torchvision stay at the site's versions.
+# Nothing is downloaded again until requirements.txt or the active Python changes.
+
+make_environment() {
+  local root=$1 base=${PYTHON:-python3} stamp marker torch_versions
+  if ! command -v "$base" >/dev/null; then
+    echo "There is no $base here. Install Python 3.10 or newer, or name one: PYTHON=/path/to/python3" >&2
+    return 1
+  fi
+  if ! "$base" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
+    echo "Python 3.10 or newer is needed; $base is $("$base" -V). Name a newer one: PYTHON=python3.11" >&2
+    return 1
+  fi
+  if "$base" - 2>/dev/null <<'PY'; then
+import importlib.util, sys
+names = "torch torchvision tensorboard torch_tb_profiler h5py tqdm matplotlib pytest xdist pytest_timeout"
+sys.exit(any(importlib.util.find_spec(name) is None for name in names.split()))
+PY
+    python=$base
+    return
+  fi
+  python=$root/.venv/bin/python
+  stamp=$root/.venv/made-from
+  marker=$("$base" -c 'import sys; print(sys.prefix, sys.version)' && cat "$root/requirements.txt")
+  if [[ -f $stamp && $(<"$stamp") == "$marker" ]]; then
+    return
+  fi
+  torch_versions=$("$base" - <<'PY' 2>/dev/null || true
+from importlib.metadata import version
+print(f"torch=={version('torch')}\ntorchvision=={version('torchvision')}")
+PY
+  )
+  echo "Making .venv and installing requirements.txt: a few minutes, several GB."
+  "$base" -m venv --clear "$root/.venv"
+  if [[ -n $torch_versions ]]; then
+    echo "The active Python has ${torch_versions//$'\n'/ and }: they are kept."
+    # A .pth file makes the active environment's packages visible inside .venv.
+    "$base" -c 'import sysconfig as s; print(*{s.get_path("purelib"), s.get_path("platlib")}, sep="\n")' \
+      >"$("$python" -c 'import sysconfig as s; print(s.get_path("purelib"))')/active-environment.pth"
+  fi
+  printf '%s\n' "$torch_versions" >"$root/.venv/constraints.txt"
+  "$python" -m pip install --quiet --disable-pip-version-check \
+    --requirement "$root/requirements.txt" --constraint "$root/.venv/constraints.txt"
+  printf '%s\n' "$marker" >"$stamp"
+}

@@ -1,0 +1,111 @@
+"""Run the lessons of scripts/course.toml and print what each of them showed.
+
+Called by run_course.sh, which sees to the environment. The exit status is 0 if every lesson ended
+well and printed its proof line, 1 if one did not, 2 for a wrong argument, 130 after Ctrl-C.
+"""
+
+import argparse
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def read_course():
+    """Return the lessons, a list of the tables [[lesson]] in course.toml, in their order."""
+    return tomllib.loads((ROOT / "scripts" / "course.toml").read_text())["lesson"]
+
+
+def choose(lessons, wanted):
+    """Return the lessons that were asked for by id or day; all where nothing was.
+
+    Raises ValueError with a sentence for the user if a name is not known.
+    """
+    for name in wanted:
+        if not any(name == x["id"] or x["file"].startswith(f"{name}/") for x in lessons):
+            known = ", ".join(x["id"] for x in lessons)
+            raise ValueError(f"There is no lesson {name!r}. There are day1 and {known}.")
+    return [
+        x
+        for x in lessons
+        if not wanted or x["id"] in wanted or x["file"].partition("/")[0] in wanted
+    ]
+
+
+def run(lesson):
+    """Run one lesson, its output passed on line by line. Return (proof, seconds, problem).
+
+    proof is the lesson's line beginning with "=>" or "", problem a few words or "".
+    """
+    command = [sys.executable, "-u", str(ROOT / lesson["file"]), *lesson["arguments"]]
+    proof, begin = "", time.monotonic()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    # The lesson gets ten times as long as it should need; then it has to end.
+    limit = 10 * lesson["seconds"]
+    timer = threading.Timer(limit, process.terminate)
+    timer.start()
+    try:
+        for line in process.stdout:
+            print(f"   {line}", end="", flush=True)
+            if line.startswith("=>"):
+                proof = line.strip()
+        status = process.wait()
+    finally:
+        timer.cancel()
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+    seconds = time.monotonic() - begin
+    if seconds > limit:
+        return proof, seconds, f"stopped after {limit} s"
+    if status:
+        return proof, seconds, f"exit status {status}"
+    if not re.fullmatch(lesson["proof"], proof):
+        return proof, seconds, "its proof line is missing or wrong"
+    return proof, seconds, ""
+
+
+def main():
+    """Run the lessons asked for, then print the table."""
+    parser = argparse.ArgumentParser(prog="run_course.sh", description=__doc__.splitlines()[0])
+    parser.add_argument("lesson", nargs="*", help="lesson ids, or day1; all if none is given")
+    parser.add_argument("--list", action="store_true", help="show the lessons and run nothing")
+    args = parser.parse_args()
+    try:
+        lessons = choose(read_course(), args.lesson)
+    except ValueError as error:
+        parser.error(str(error))
+    if args.list:
+        for x in lessons:
+            print(f"{x['id']:>12}  {x['file']:<38} {x['idea']}")
+        return 0
+    rows = []
+    for number, lesson in enumerate(lessons, 1):
+        shown = " ".join(["python", lesson["file"], *lesson["arguments"]])
+        print(f"\n[{number}/{len(lessons)}] {lesson['idea']}\n   $ {shown}", flush=True)
+        rows.append((lesson["id"], *run(lesson)))
+    width = max(len(proof) for _, proof, _, _ in rows)
+    print(f"\n{'lesson':>12}  {'what it showed':<{width}}  {'seconds':>7}")
+    for name, proof, seconds, problem in rows:
+        print(f"{name:>12}  {proof:<{width}}  {seconds:7.1f}  {problem or 'ok'}")
+    failed = [name for name, _, _, problem in rows if problem]
+    total = sum(seconds for _, _, seconds, _ in rows)
+    print(f"\n{len(rows) - len(failed)} of {len(rows)} lessons ok, {total:.0f} seconds in all")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

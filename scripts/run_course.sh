@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Runs the lessons on this machine and ends with a table of what they showed.
+#
+# Usage: scripts/run_course.sh [--list] [day1 | day2 | LESSON]...
+#   scripts/run_course.sh            all lessons
+#   scripts/run_course.sh day1       the lessons of day 1
+#   scripts/run_course.sh 4 6 8      these lessons
+#   scripts/run_course.sh --list     what there is
+#
+# Makes .venv first where the active Python lacks the packages of requirements.txt.
+# What the lessons write (runs/, log/, log_ddp/) lands in the folder you stand in.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+  sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
+  exit
+fi
+# shellcheck source=scripts/environment.sh
+source "$root/scripts/environment.sh"
+make_environment "$root"
+exec "$python" "$root/scripts/run_course.py" "$@"

@@ -1,0 +1,72 @@
+"""What the tests share: the list of lessons, and running one as a user does."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+COURSE = tomllib.loads((ROOT / "scripts" / "course.toml").read_text())
+LESSONS = {lesson["id"]: lesson for lesson in COURSE["lesson"]}
+
+
+def start_lesson(lesson_id, *arguments, cwd, file=None, env=None):
+    """Start a lesson with stdout and stderr in one pipe and return the Popen object."""
+    command = [sys.executable, str(file or ROOT / LESSONS[lesson_id]["file"]), *map(str, arguments)]
+    return subprocess.Popen(
+        command,
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def run_lesson(lesson_id, *arguments, cwd, file=None, env=None, timeout=200):
+    """Run a lesson to its end; return (exit status, output) and leave no process behind."""
+    process = start_lesson(lesson_id, *arguments, cwd=cwd, file=file, env=env)
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, 9)
+    assert processes_of(process.pid) == [], "processes are left behind"
+    return process.returncode, output
+
+
+def processes_of(session):
+    """Return the ids of the living processes of a session, whatever their parents are."""
+    alive = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it ended in this moment
+        if int(fields[3]) == session and fields[0] != "Z":
+            alive.append(int(stat.parent.name))
+    return alive
+
+
+def proof_of(output):
+    """Return the line that begins with =>, or an empty string."""
+    lines = [line for line in output.splitlines() if line.startswith("=>")]
+    return lines[-1] if lines else ""
+
+
+def proves(lesson_id, output):
+    """Return whether the output holds the lesson's proof line."""
+    return re.fullmatch(LESSONS[lesson_id]["proof"], proof_of(output)) is not None
+
+
+def losses(folder):
+    """Return the losses that a lesson wrote for TensorBoard, as [(images seen, loss), ...]."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    return [(event.step, event.value) for event in events.Scalars("loss/train")]

@@ -1,0 +1,231 @@
+"""Each lesson as a user runs it, at several numbers of processes, and what it must show."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from helpers import LESSONS, ROOT, losses, proof_of, proves, run_lesson
+
+FEW = ("--epochs", 1, "--max-steps", 20)
+
+
+def succeed(lesson_id, *arguments, cwd, **options):
+    """Run a lesson that must end well. Return its output."""
+    status, output = run_lesson(lesson_id, *arguments, cwd=cwd, **options)
+    assert status == 0, output
+    assert "Traceback" not in output
+    assert "Warning" not in output
+    return output
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 4])
+def test_lesson_0_sums_the_ranks(processes, tmp_path):
+    output = succeed("0", processes, cwd=tmp_path)
+    total = sum(range(processes))
+    rows = re.findall(r"^rank (\d+) of (\d+) \(process \d+\): (\d+) before, (\d+) after$", output, re.M)
+    assert rows == [(str(r), str(processes), str(r), str(total)) for r in range(processes)]
+    assert proof_of(output).endswith(f"= {total}")
+    assert proves("0", output)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 4])
+def test_lesson_1_measures_bandwidth(processes, tmp_path):
+    output = succeed("1", processes, cwd=tmp_path)
+    assert proves("1", output)
+    assert len(re.findall(r"^rank \d+ of \d+ on \w+", output, re.M)) == processes
+    rows = re.findall(r"([\d,.]+) ms, +([\d,.]+) MB/s, bus +([\d,.]+) MB/s", output)
+    assert len(rows) == 3
+    for size, row in zip((4e3, 1e6, 64e6), rows, strict=True):
+        milliseconds, algorithm, bus = (float(x.replace(",", "")) for x in row)
+        # The printed numbers are rounded, the short times most.
+        assert algorithm == pytest.approx(size / milliseconds / 1e3, rel=0.05, abs=0.1)
+        assert bus == pytest.approx(algorithm * 2 * (processes - 1) / processes, rel=0.01, abs=0.1)
+
+
+def test_lesson_2_reaches_98_percent_with_its_defaults(tmp_path):
+    output = succeed("2", cwd=tmp_path)
+    assert proves("2", output)
+    steps = [images for images, _ in losses(tmp_path / "runs" / "2_mnist_training")]
+    assert len(steps) == 2 * 938
+    assert steps[-1] == 120_000
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 4])
+def test_lesson_3_gives_lesson_2s_loss_on_every_rank(processes, tmp_path):
+    alone = succeed("2", *FEW, cwd=tmp_path)
+    output = succeed("3", processes, *FEW, cwd=tmp_path)
+    expected = float(re.search(r"mean loss ([\d.]+)", alone)[1])
+    found = re.findall(r"^rank \d+: [\d.]+% .* mean loss ([\d.]+)$", output, re.M)
+    assert len(found) == processes
+    assert [float(loss) for loss in found] == pytest.approx([expected] * processes, abs=1e-4)
+    assert proof_of(output) == f"=> {processes} ranks, {processes * 20 * 64:,} images, one model"
+    assert proves("3", output)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 4, 7])
+def test_lesson_4_shares_the_images_and_equals_one_process(processes, tmp_path):
+    output = succeed("4", processes, "--epochs", 2, "--max-steps", 20, cwd=tmp_path)
+    assert proves("4", output)
+    # Where 60,000 cannot be divided, the sampler visits a few images twice to fill up.
+    twice = -60_000 % processes
+    assert f"visited exactly once an epoch: {60_000 - twice:,} of 60,000 images" in output
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 4])
+def test_lesson_5_says_where_the_time_goes(processes, tmp_path):
+    output = succeed("5", processes, "--max-steps", 5, cwd=tmp_path)
+    assert proves("5", output)
+    rows = re.findall(r"^ +\d+ +([\d.]+)% +([\d.]+)% +([\d.]+)% +([\d.]+)% +([\d.]+)%$", output, re.M)
+    assert len(rows) == processes
+    for row in rows:
+        data, compute, communication, overlap, idle = map(float, row)
+        assert compute > 10
+        assert data > 0
+        assert (communication > 0.1) == (processes > 1)
+        # Each microsecond is data, compute, communication, or idle; overlaps were counted twice.
+        assert data + compute + communication - overlap + idle == pytest.approx(100, abs=1)
+    traces = sorted((tmp_path / "log_ddp").glob("*.pt.trace.json"))
+    assert [trace.name.split(".")[0] for trace in traces] == [f"rank{r}" for r in range(processes)]
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 4, 7])
+def test_lesson_6_gives_the_losses_of_lessons_2_and_4(processes, tmp_path):
+    """The equivalence chain: the same global batch, seed and order give the same losses."""
+    batch = 84 // processes
+    alone = succeed("2", *FEW, "--batch-size", batch * processes, cwd=tmp_path)
+    manual = succeed("4", processes, *FEW, "--batch-size", batch, cwd=tmp_path)
+    output = succeed("6", processes, *FEW, "--batch-size", batch, cwd=tmp_path)
+    assert proves("6", output)
+    first = r"epoch 0: loss ([\d.]+)"
+    for other in (alone, manual):
+        mine, theirs = float(re.search(first, output)[1]), float(re.search(first, other)[1])
+        assert mine == pytest.approx(theirs, abs=1e-4)
+    single = losses(tmp_path / "runs" / "2_mnist_training")
+    ddp = losses(tmp_path / "runs" / "6_mnist_ddp_pt")
+    assert len(single) == 20
+    assert [x for x, _ in single] == [x for x, _ in ddp]
+    assert [y for _, y in single] == pytest.approx([y for _, y in ddp], abs=1e-5)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 4])
+def test_lesson_7_times_the_same_work_twice(processes, tmp_path):
+    arguments = (processes, "--epochs", 1, "--batch-size", 500)
+    output = succeed("7", *arguments, cwd=tmp_path)
+    assert proves("7", output)
+    rows = re.findall(r"^(\d+) process(?:es)?: ([\d,]+) images in ([\d.]+) s", output, re.M)
+    assert [int(n) for n, *_ in rows] == [1, processes]
+    # The same images once through, however many processes share them.
+    assert [images for _, images, _ in rows] == ["60,000", "60,000"]
+    gain = float(re.search(r"are ([\d.]+) times", output)[1])
+    assert gain == pytest.approx(float(rows[0][2]) / float(rows[1][2]), rel=0.03)
+
+
+def gaps(output):
+    return [int(gap) for gap in re.findall(r"(\d+)%", proof_of(output))]
+
+
+def test_lesson_8_scaling_brings_the_loss_curve_closer(tmp_path):
+    output = succeed("8", 4, "--epochs", 1, cwd=tmp_path)
+    assert proves("8", output)
+    unscaled, scaled = gaps(output)
+    assert scaled < unscaled / 2
+    folder = tmp_path / "runs" / "8_mnist_ddp_pt_lr"
+    assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+    curves = [losses(folder / name) for name in ("alone", "unscaled", "linear")]
+    assert [len(curve) for curve in curves] == [20, 20, 20]
+    ratios = [[b / a for (_, a), (_, b) in zip(curves[0], c, strict=True)] for c in curves[1:]]
+    assert max(ratios[0]) > max(1.5, max(ratios[1]) / 2)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.parametrize("scaling", ["linear", "sqrt"])
+def test_lesson_8_runs_at_every_size(processes, scaling, tmp_path):
+    output = succeed("8", processes, *FEW, "--scaling", scaling, cwd=tmp_path)
+    assert proves("8", output)
+    factor = processes if scaling == "linear" else processes**0.5
+    assert f"global batch {64 * processes}, learning rate {0.01 * factor:g}," in output
+    if processes == 1:
+        assert gaps(output) == [0, 0]
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 4])
+def test_profile_job_hides_communication(processes, tmp_path):
+    output = succeed("test-profile", processes, cwd=tmp_path)
+    assert proves("test-profile", output)
+    assert len(list((tmp_path / "log").glob("*.pt.trace.json"))) == processes
+    if processes > 1:
+        assert int(re.search(r"computing: (\d+)%", output)[1]) > 5
+
+
+def test_torchrun_can_start_a_lesson_too(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += [ROOT / LESSONS["4"]["file"], *map(str, FEW)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "ranks: 2," in done.stdout
+    assert proves("4", done.stdout)
+
+
+# For each lesson its key line, and what stands there when somebody gets it wrong.
+MUTATIONS = [
+    ("0", "    dist.all_reduce(value, op=dist.ReduceOp.SUM)\n", "", (3,)),
+    ("1", "    dist.all_reduce(value, op=dist.ReduceOp.SUM)\n", "", (3,)),
+    ("2", "        optimizer.step()\n", "", ()),
+    ("3", "torch.manual_seed(args.seed)", "torch.manual_seed(args.seed + dist.get_rank())", (2, *FEW)),
+    ("4", "flat / world_size, gradients", "flat, gradients", (2, *FEW)),
+    ("4", "    dist.all_reduce(flat, op=dist.ReduceOp.SUM)\n", "", (2, *FEW)),
+    ("4", "(images, world_size, rank, seed=", "(images, 1, 0, seed=", (2, *FEW)),
+    ("5", "on_trace_ready=writer, ", "", (2, "--max-steps", 5)),
+    ("6", "        model = DistributedDataParallel(model)", "        pass", (2, *FEW)),
+    ("6", "(images, world_size, rank, seed=", "(images, 1, 0, seed=", (2, *FEW)),
+]
+
+
+@pytest.mark.mutation
+@pytest.mark.parametrize(("lesson_id", "line", "wrong", "arguments"), MUTATIONS)
+def test_without_its_key_line_a_lesson_proves_nothing(lesson_id, line, wrong, arguments, tmp_path):
+    output = run_mutant(lesson_id, line, wrong, arguments, tmp_path)
+    assert not proves(lesson_id, output), output
+
+
+def run_mutant(lesson_id, line, wrong, arguments, tmp_path):
+    """Run a lesson with one line replaced. Return what it printed."""
+    text = (ROOT / LESSONS[lesson_id]["file"]).read_text()
+    assert text.count(line) == 1
+    mutant = tmp_path / "mutant.py"
+    mutant.write_text(text.replace(line, wrong))
+    if "--data-dir" in text:
+        arguments = (*arguments, "--data-dir", ROOT / "data")
+    return run_lesson(lesson_id, *arguments, cwd=tmp_path, file=mutant)[1]
+
+
+@pytest.mark.mutation
+def test_lesson_5_sees_that_nothing_is_sent(tmp_path):
+    line = "    dist.all_reduce(flat, op=dist.ReduceOp.SUM)\n"
+    output = run_mutant("5", line, "", (2, "--max-steps", 5), tmp_path)
+    shares = re.findall(r"^ +\d+ +[\d.]+% +[\d.]+% +([\d.]+)%", output, re.M)
+    assert shares == ["0.0", "0.0"]
+
+
+@pytest.mark.mutation
+def test_lesson_7_sees_that_the_work_is_not_shared(tmp_path):
+    line, wrong = "(images, world_size, rank, seed=", "(images, 1, 0, seed="
+    output = run_mutant("7", line, wrong, (2, "--epochs", 1, "--batch-size", 500), tmp_path)
+    assert re.findall(r"([\d,]+) images in", output) == ["60,000", "120,000"]
+
+
+@pytest.mark.mutation
+def test_lesson_8_sees_that_the_rate_is_not_scaled(tmp_path):
+    output = run_mutant("8", "1 + (factor - 1) * min", "1 + 0 * min", (2, *FEW), tmp_path)
+    unscaled, scaled = gaps(output)
+    assert unscaled == scaled
+
+
+@pytest.mark.mutation
+def test_profile_job_sees_that_nothing_is_sent(tmp_path):
+    line = "DistributedDataParallel(Net().to(device), bucket_cap_mb=1)"
+    output = run_mutant("test-profile", line, "Net().to(device)", (2,), tmp_path)
+    assert proof_of(output).endswith("computing: 0%")
