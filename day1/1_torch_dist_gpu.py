@@ -3,7 +3,7 @@
 Builds on: 0_torch_dist.py
 New here:  device, backend (NCCL, gloo), bus bandwidth
 Run:       python day1/1_torch_dist_gpu.py [processes]
-Look for:  64 MB:  159.279 ms,     401.8 MB/s, bus     602.7 MB/s
+Look for:  => every rank holds the sum 0+1+2+3 = 6
 Try next:  run it with 2 and with 8 processes; compare the time of 4 kB with that of 1 MB.
 """
 
@@ -75,8 +75,6 @@ def main(device):
             print(f"rank {r} of {world_size} on {name}: {before:g} before, {after:g} after")
         terms, expected = "+".join(map(str, range(world_size))), sum(range(world_size))
         correct = all(after == expected for _, after, _ in rows)
-        verdict = "every rank holds" if correct else "WRONG: not every rank holds"
-        print(f"=> {verdict} the sum {terms} = {expected}")
 
     # Algorithm bandwidth: size / time. Bus bandwidth: what each rank's link carries, 2 (n - 1) / n
     # times as much, because in a ring nearly every number passes every link twice. Source:
@@ -89,6 +87,9 @@ def main(device):
             print(
                 f"{size:>5}: {seconds * 1e3:8.3f} ms, {algorithm:9,.1f} MB/s, bus {bus:9,.1f} MB/s"
             )
+    if rank == 0:
+        verdict = "every rank holds" if correct else "WRONG: not every rank holds"
+        print(f"=> {verdict} the sum {terms} = {expected}")
 
 
 def start(local_rank, *arguments):
@@ -127,7 +128,7 @@ def parse_args():
     args = parser.parse_args()
     for name, value in vars(args).items():
         if isinstance(value, int) and value <= 0:
-            parser.error(f"{name} must be greater than 0, not {value}")
+            parser.error(f"{name.replace('_', '-')} must be greater than 0, not {value}")
     return args
 
 

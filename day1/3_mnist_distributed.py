@@ -128,9 +128,7 @@ def main(device, data, args):
     dist.all_gather_object(results, (accuracy, *history.sum(1).tolist()))
     if dist.get_rank() == 0:
         for rank, (accuracy, loss, count) in enumerate(results):
-            print(
-                f"rank {rank}: {accuracy:.2%} of the test images right, mean loss {loss / count:.4f}"
-            )
+            print(f"rank {rank}: {accuracy:.2%} of test images right, mean loss {loss / count:.4f}")
         models = "one model" if len(set(results)) == 1 else "DIFFERENT models"
         print(f"=> {len(results)} ranks, {len(results) * count:,.0f} images, {models}")
 
@@ -177,7 +175,7 @@ def parse_args():
     args = parser.parse_args()
     for name, value in vars(args).items():
         if isinstance(value, int | float) and not value > 0 and name != "seed":
-            parser.error(f"{name} must be greater than 0, not {value}")
+            parser.error(f"{name.replace('_', '-')} must be greater than 0, not {value}")
     return args
 
 

@@ -208,7 +208,7 @@ def parse_args():
     args = parser.parse_args()
     for name, value in vars(args).items():
         if isinstance(value, int | float) and not value > 0 and name != "seed":
-            parser.error(f"{name} must be greater than 0, not {value}")
+            parser.error(f"{name.replace('_', '-')} must be greater than 0, not {value}")
     return args
 
 

@@ -3,7 +3,7 @@
 Builds on: 6_mnist_ddp_pt.py
 New here:  warm-up, synchronize, speed-up
 Run:       python day1/7_mnist_ddp_pt_timing.py [processes]
-Look for:  => 2 processes are 1.62 times as fast as 1
+Look for:  => processes: 4, 1.63 times as fast as one
 Try next:  --batch-size 8 and --batch-size 512: when does it pay to share the work?
 """
 
@@ -147,15 +147,17 @@ def main(device, data, args):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if rank == 0:  # alone, with the device and the threads that it has afterwards too
         alone, history = train(images, labels, args, rank=0, world_size=1)
-        print(f"1 process: {history[1].sum():,.0f} images in {alone:.2f} s")
+        single = history[1].sum() / alone
+        print(f"processes: 1, seconds: {alone:.2f}, images/s: {single:,.0f}")
     dist.barrier()
     seconds, history = train(images, labels, args, rank, world_size)
     slowest = torch.tensor(seconds, device=device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     if rank == 0:
         write_scalars(history)
-        print(f"{world_size} processes: {history[1].sum():,.0f} images in {slowest:.2f} s")
-        print(f"=> {world_size} processes are {alone / slowest:.2f} times as fast as 1")
+        speed = history[1].sum() / slowest
+        print(f"processes: {world_size}, seconds: {slowest:.2f}, images/s: {speed:,.0f}")
+        print(f"=> processes: {world_size}, {speed / single:.2f} times as fast as one")
 
 
 def start(local_rank, *arguments):
@@ -200,7 +202,7 @@ def parse_args():
     args = parser.parse_args()
     for name, value in vars(args).items():
         if isinstance(value, int | float) and not value > 0 and name != "seed":
-            parser.error(f"{name} must be greater than 0, not {value}")
+            parser.error(f"{name.replace('_', '-')} must be greater than 0, not {value}")
     return args
 
 

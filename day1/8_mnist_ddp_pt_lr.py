@@ -4,7 +4,7 @@ Builds on: 6_mnist_ddp_pt.py
 New here:  global batch, linear scaling rule, warm-up (Goyal et al., 2017, arXiv:1706.02677)
 Run:       python day1/8_mnist_ddp_pt_lr.py [processes]
 Look for:  => gap to the loss curve of one process: 125% unscaled, 39% linear
-Try next:  --scaling sqrt; --warm-up 0; 8 processes.
+Try next:  --scaling sqrt; --warm-up 0.02; 8 processes.
 """
 
 import argparse
@@ -209,7 +209,7 @@ def parse_args():
     args = parser.parse_args()
     for name, value in vars(args).items():
         if isinstance(value, int | float) and not value > 0 and name != "seed":
-            parser.error(f"{name} must be greater than 0, not {value}")
+            parser.error(f"{name.replace('_', '-')} must be greater than 0, not {value}")
     return args
 
 

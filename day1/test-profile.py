@@ -4,7 +4,7 @@ Builds on: 5_mnist_manual_ddp_profile.py
 New here:  gradient bucket, overlap
 Run:       python day1/test-profile.py [processes]
 Look for:  => traces in ./log: 4; communication hidden by computing: 50%
-Try next:  bucket_cap_mb=100: one bucket for all, and nothing is hidden any more.
+Try next:  bucket_cap_mb=100: one bucket for all, and hardly anything is hidden.
 """
 
 import argparse
@@ -137,7 +137,7 @@ def parse_args():
     args = parser.parse_args()
     for name, value in vars(args).items():
         if isinstance(value, int) and value <= 0:
-            parser.error(f"{name} must be greater than 0, not {value}")
+            parser.error(f"{name.replace('_', '-')} must be greater than 0, not {value}")
     return args
 
 

@@ -10,18 +10,19 @@
 make_environment() {
   local root=$1 base=${PYTHON:-python3} stamp marker torch_versions
   if ! command -v "$base" >/dev/null; then
-    echo "There is no $base here. Install Python 3.10 or newer, or name one: PYTHON=/path/to/python3" >&2
+    echo "There is no $base here. Install Python 3.11 or newer, or name one: PYTHON=/path/to/python3" >&2
     return 1
   fi
-  if ! "$base" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
-    echo "Python 3.10 or newer is needed; $base is $("$base" -V). Name a newer one: PYTHON=python3.11" >&2
+  if ! "$base" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+    echo "Python 3.11 or newer is needed; $base is $("$base" -V). Name a newer one: PYTHON=python3.12" >&2
     return 1
   fi
-  if "$base" - 2>/dev/null <<'PY'; then
+  if "$base" - 2>/dev/null <<'PY'
 import importlib.util, sys
 names = "torch torchvision tensorboard torch_tb_profiler h5py tqdm matplotlib pytest xdist pytest_timeout"
 sys.exit(any(importlib.util.find_spec(name) is None for name in names.split()))
 PY
+  then
     python=$base
     return
   fi
@@ -31,7 +32,8 @@ PY
   if [[ -f $stamp && $(<"$stamp") == "$marker" ]]; then
     return
   fi
-  torch_versions=$("$base" - <<'PY' 2>/dev/null || true
+  torch_versions=$(
+    "$base" - <<'PY' 2>/dev/null || true
 from importlib.metadata import version
 print(f"torch=={version('torch')}\ntorchvision=={version('torchvision')}")
 PY

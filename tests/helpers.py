@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -18,7 +19,7 @@ def start_lesson(lesson_id, *arguments, cwd, file=None, env=None):
     return subprocess.Popen(
         command,
         cwd=cwd,
-        env={**os.environ, **(env or {})},
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -35,8 +36,19 @@ def run_lesson(lesson_id, *arguments, cwd, file=None, env=None, timeout=200):
     finally:
         if process.poll() is None:
             os.killpg(process.pid, 9)
-    assert processes_of(process.pid) == [], "processes are left behind"
+    # Python's own helper processes notice a moment later that they are no longer needed.
+    assert wait_for(lambda: not processes_of(process.pid), 5), "processes are left behind"
     return process.returncode, output
+
+
+def wait_for(condition, seconds):
+    """Wait until condition() is true; return whether it became so in time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.1)
+    return False
 
 
 def processes_of(session):

@@ -1,0 +1,138 @@
+"""Fill in the made parts of the READMEs: lesson tables, diffs between lessons, recorded outputs.
+
+A made part stands between two lines. The first says what belongs there, the second ends it:
+
+    <!-- begin lessons day1 -->      the table of a day's lessons, from course.toml
+    <!-- begin diff 4 6 -->          what changes from one lesson to another, foldable
+    <!-- begin output 4 -->          what the lesson printed when it was last recorded
+    <!-- begin measured -->          the proof lines of the last recording, with date and machine
+    <!-- end -->
+
+Usage: scripts/update_docs.py              fill in tables and diffs
+       scripts/update_docs.py --check      change nothing; exit status 1 if something is stale
+       scripts/update_docs.py --record     run every lesson first and fill in its output too
+"""
+
+import argparse
+import difflib
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from run_course import ROOT, read_course
+
+PAGES = ["README.md", "day1/README.md"]
+PART = re.compile(r"(<!-- begin (\w+)([^>]*?) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
+
+
+def lesson_table(lessons, day):
+    """Return a Markdown table of the lessons of a day, with the proof line of their docstrings."""
+    rows = ["| lesson | the one new idea | builds on |", "|---|---|---|"]
+    for x in lessons:
+        folder, _, name = x["file"].partition("/")
+        if folder == day:
+            link = f"[{name}]({{folder}}{name})"
+            rows.append(f"| {link} | {x['idea']} | {x.get('parent', '')} |")
+    return "\n".join(rows) + "\n"
+
+
+def diff(old, new):
+    """Return a foldable unified diff of two lesson files."""
+    names = [Path(x["file"]).name for x in (old, new)]
+    texts = [(ROOT / x["file"]).read_text().splitlines() for x in (old, new)]
+    lines = list(difflib.unified_diff(*texts, *names, lineterm="", n=2))
+    added = sum(line.startswith("+") for line in lines) - 1
+    removed = sum(line.startswith("-") for line in lines) - 1
+    head = f"<summary>What changes from lesson {old['id']}: +{added} -{removed} lines</summary>"
+    return "\n".join(["<details>", head, "", "```diff", *lines, "```", "", "</details>", ""])
+
+
+def record(lesson, folder):
+    """Run a lesson as run_course.sh would. Return its Markdown: command and output."""
+    command = [sys.executable, str(ROOT / lesson["file"]), *lesson["arguments"]]
+    print(f"recording lesson {lesson['id']}", flush=True)
+    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
+    shown = " ".join(["python", lesson["file"], *lesson["arguments"]])
+    return f"```console\n$ {shown}\n{done.stdout.rstrip()}\n```\n"
+
+
+def machine():
+    """Return one line on where and when a recording was made."""
+    import torch
+
+    accelerator = "no GPU"
+    if torch.accelerator.is_available():
+        accelerator = (
+            f"{torch.accelerator.device_count()} {torch.accelerator.current_accelerator()}"
+        )
+    return (
+        f"Recorded on {time.strftime('%Y-%m-%d')} with `python scripts/update_docs.py --record`: "
+        f"{platform.system()}, {torch.get_num_threads()} CPU cores, {accelerator}, "
+        f"Python {platform.python_version()}, torch {torch.__version__.partition('+')[0]}.\n"
+    )
+
+
+def measured(outputs):
+    """Return the table of the proof lines of all recorded outputs."""
+    rows = ["| lesson | what it showed |", "|---|---|"]
+    for name, output in outputs.items():
+        proof = next(line for line in output.splitlines() if line.startswith("=>"))
+        rows.append(f"| {name} | `{proof}` |")
+    return machine() + "\n" + "\n".join(rows) + "\n"
+
+
+def fill(text, page, lessons, outputs):
+    """Return a page's text with its made parts filled in; outputs is None to leave them be."""
+    by_id = {x["id"]: x for x in lessons}
+
+    def part(match):
+        begin, kind, words, old, end = match.groups()
+        words = words.split()
+        if kind == "lessons":
+            folder = "" if page.startswith(f"{words[0]}/") else f"{words[0]}/"
+            new = lesson_table(lessons, words[0]).replace("{folder}", folder)
+        elif kind == "diff":
+            new = diff(by_id[words[0]], by_id[words[1]])
+        elif kind == "output":
+            new = outputs[words[0]] if outputs else old
+        elif kind == "measured":
+            new = measured(outputs) if outputs else old
+        else:
+            sys.exit(f"{page}: there is no made part of the kind {kind!r}.")
+        return begin + new + end
+
+    return PART.sub(part, text)
+
+
+def main():
+    """Update or check all pages; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing, report what is stale")
+    parser.add_argument("--record", action="store_true", help="run the lessons, take their output")
+    args = parser.parse_args()
+    lessons = read_course()
+    outputs = None
+    if args.record:
+        with tempfile.TemporaryDirectory() as folder:
+            outputs = {x["id"]: record(x, folder) for x in lessons}
+    stale = []
+    for page in PAGES:
+        path = ROOT / page
+        old = path.read_text()
+        new = fill(old, page, lessons, outputs)
+        if new != old:
+            stale.append(page)
+            if not args.check:
+                path.write_text(new)
+    if args.check and stale:
+        print(f"Stale: {', '.join(stale)}. Run: python scripts/update_docs.py")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
