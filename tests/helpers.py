@@ -15,11 +15,13 @@ LESSONS = {lesson["id"]: lesson for lesson in COURSE["lesson"]}
 
 def start_lesson(lesson_id, *arguments, cwd, file=None, env=None):
     """Start a lesson with stdout and stderr in one pipe and return the Popen object."""
+    # Two jobs run at a time here. With several threads each, they would wait for each other.
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **(env or {})}
     command = [sys.executable, str(file or ROOT / LESSONS[lesson_id]["file"]), *map(str, arguments)]
     return subprocess.Popen(
         command,
         cwd=cwd,
-        env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -82,3 +84,24 @@ def losses(folder):
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
     return [(event.step, event.value) for event in events.Scalars("loss/train")]
+
+
+def shape(text):
+    """Return the set of the kinds of lines in an output: numbers, devices and choices masked."""
+    text = re.sub(r"\d[\d.,+]*(e[+-]\d+)?%?", "#", text)
+    text = re.sub(r"\b(cpu|cuda|xpu)(:#)?", "DEVICE", text)
+    text = re.sub(r"\b(gloo|nccl|xccl)\b", "BACKEND", text)
+    text = re.sub(r"\b(linear|sqrt)\b", "RULE", text)
+    text = re.sub(r"\b(DistributedDataParallel|Net)\b", "MODEL", text)
+    return {" ".join(line.split()) for line in text.splitlines()}
+
+
+def recorded_output(lesson_id):
+    """Return the output that the day's README shows for a lesson, without the command."""
+    readme = (ROOT / LESSONS[lesson_id]["file"]).parent / "README.md"
+    part = re.search(
+        rf"<!-- begin output {lesson_id} -->\n```console\n\$ [^\n]*\n(.*?)\n```",
+        readme.read_text(),
+        re.S,
+    )
+    return part[1]

@@ -6,17 +6,19 @@ import subprocess
 import sys
 
 import pytest
-from helpers import LESSONS, ROOT, losses, proof_of, proves, run_lesson
+from helpers import LESSONS, ROOT, losses, proof_of, proves, recorded_output, run_lesson, shape
 
 FEW = ("--epochs", 1, "--max-steps", 20)
 
 
 def succeed(lesson_id, *arguments, cwd, **options):
-    """Run a lesson that must end well. Return its output."""
+    """Run a lesson that must end well and print what the README shows. Return its output."""
     status, output = run_lesson(lesson_id, *arguments, cwd=cwd, **options)
     assert status == 0, output
     assert "Traceback" not in output
     assert "Warning" not in output
+    # The numbers are a run's own, the lines are not.
+    assert shape(output) == shape(recorded_output(lesson_id))
     return output
 
 
@@ -101,7 +103,7 @@ def test_lesson_5_says_where_the_time_goes(processes, tmp_path):
     assert [trace.name.split(".")[0] for trace in traces] == [f"rank{r}" for r in range(processes)]
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("processes", [1, 2, 3, 4])
 def test_lesson_6_gives_the_losses_of_lessons_2_and_4(processes, alone, tmp_path):
     """The equivalence chain: the same global batch, seed and order give the same losses."""
     batch = 84 // processes
@@ -121,15 +123,14 @@ def test_lesson_6_gives_the_losses_of_lessons_2_and_4(processes, alone, tmp_path
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 4])
 def test_lesson_7_times_the_same_work_twice(processes, tmp_path):
-    arguments = (processes, "--epochs", 1, "--batch-size", 500)
+    arguments = (processes, *FEW, "--batch-size", 500)
     output = succeed("7", *arguments, cwd=tmp_path)
     assert proves("7", output)
     rows = re.findall(r"^processes: (\d+), seconds: ([\d.]+), images/s: ([\d,]+)$", output, re.M)
     assert [int(n) for n, _, _ in rows] == [1, processes]
     seconds, rates = zip(*((float(s), float(r.replace(",", ""))) for _, s, r in rows))
-    # The same images once through, however many processes share them.
-    for s, rate in zip(seconds, rates):
-        assert s * rate == pytest.approx(60_000, rel=0.02)
+    for n, s, rate in zip((1, processes), seconds, rates):
+        assert s * rate == pytest.approx(n * 20 * 500, rel=0.03)
     gain = float(re.search(r"([\d.]+) times", output)[1])
     assert gain == pytest.approx(rates[1] / rates[0], abs=0.02)
 

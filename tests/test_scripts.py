@@ -57,3 +57,19 @@ def test_the_readmes_are_up_to_date():
     command = [sys.executable, ROOT / "scripts" / "update_docs.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_commands_in_the_readmes_name_files_that_exist():
+    for page in [ROOT / "README.md", *ROOT.glob("day*/README.md")]:
+        commands = re.findall(r"^(?:\./|python )(\S+)", page.read_text(), re.M)
+        assert commands
+        for name in commands:
+            assert (ROOT / name).exists(), f"{page}: {name}"
+
+
+def test_nothing_listens_beyond_this_machine_or_runs_unchecked_code():
+    for path in [*ROOT.glob("day*/*.py"), *ROOT.glob("scripts/*.py")]:
+        text = path.read_text()
+        assert "shell=True" not in text
+        assert "eval(" not in text.replace("model.eval(", "")
+        assert "torch.load(" not in text
