@@ -45,7 +45,7 @@ def test_lesson_1_measures_bandwidth(processes, tmp_path):
         milliseconds, algorithm, bus = (float(x.replace(",", "")) for x in row)
         # The printed numbers are rounded, the short times most.
         assert algorithm == pytest.approx(size / milliseconds / 1e3, rel=0.05, abs=0.1)
-        assert bus == pytest.approx(algorithm * 2 * (processes - 1) / processes, rel=0.01, abs=0.1)
+        assert bus == pytest.approx(algorithm * 2 * (processes - 1) / processes, rel=0.01, abs=0.2)
 
 
 def test_lesson_2_reaches_98_percent_with_its_defaults(tmp_path):
@@ -130,7 +130,7 @@ def test_lesson_7_times_the_same_work_twice(processes, tmp_path):
     assert [int(n) for n, _, _ in rows] == [1, processes]
     seconds, rates = zip(*((float(s), float(r.replace(",", ""))) for _, s, r in rows))
     for n, s, rate in zip((1, processes), seconds, rates):
-        assert s * rate == pytest.approx(n * 20 * 500, rel=0.03)
+        assert s * rate == pytest.approx(n * 20 * 500, rel=0.03, abs=0.01 * rate)
     gain = float(re.search(r"([\d.]+) times", output)[1])
     assert gain == pytest.approx(rates[1] / rates[0], abs=0.02)
 
