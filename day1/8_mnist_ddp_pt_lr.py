@@ -94,7 +94,7 @@ def train_one_epoch(model, optimizer, scheduler, batches):
     return torch.stack(history, dim=1)
 
 
-def loss_curve(history, images_seen, points=20):
+def loss_curve(history, images_seen, points):
     """Return the mean loss in each of so many windows of equally many images: [points]."""
     window = ((history[1].cumsum(0) - history[1]) * points / images_seen).long()
     sums = torch.zeros(2, int(window.max()) + 1, device=history.device)
@@ -154,7 +154,9 @@ def main(device, data, args):
         dist.barrier()  # the others wait here while rank 0 trains alone
     if rank == 0:
         seen = min(history[1].sum().item() for history in histories.values())
-        curves = {name: loss_curve(history, seen) for name, history in histories.items()}
+        # A window must hold a step at least, or there would be no loss in it.
+        points = min(20, int(seen // max(history[1].max() for history in histories.values())))
+        curves = {name: loss_curve(history, seen, points) for name, history in histories.items()}
         write_curves(curves, seen)
         for name, (ranks, rate) in plan.items():
             batch, lr, loss = ranks * args.batch_size, args.lr * rate, curves[name][-1]
