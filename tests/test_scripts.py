@@ -67,7 +67,7 @@ def test_the_commands_in_the_readmes_name_files_that_exist():
             assert (ROOT / name).exists(), f"{page}: {name}"
 
 
-def test_nothing_listens_beyond_this_machine_or_runs_unchecked_code():
+def test_no_script_runs_unchecked_code():
     for path in [*ROOT.glob("day*/*.py"), *ROOT.glob("scripts/*.py")]:
         text = path.read_text()
         assert "shell=True" not in text
