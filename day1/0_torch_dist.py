@@ -10,7 +10,7 @@ Try next:  replace SUM by MAX or PRODUCT; run it with 1, 2 and 8 processes.
 import argparse
 import os
 import signal
-import socket
+import sys
 from datetime import timedelta
 
 import torch
@@ -58,16 +58,16 @@ def launch(processes, *arguments):
     if "RANK" in os.environ:  # torchrun or Slurm has started this process as one of the ranks
         return start(int(os.environ["LOCAL_RANK"]), *arguments)
     # The ranks find each other through a small server here. Port 0: the system picks a free one.
-    listener = socket.create_server(("127.0.0.1", 0))
-    port, fd = listener.getsockname()[1], listener.detach()
-    store = dist.TCPStore("127.0.0.1", port, None, True, use_libuv=False, master_listen_fd=fd)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     os.environ.update(MASTER_ADDR=store.host, MASTER_PORT=str(store.port))
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # rank 0 starts no server of its own
     os.environ.update(WORLD_SIZE=str(processes), LOCAL_WORLD_SIZE=str(processes))
     # Share the cores out: ranks that each want all of them slow each other down.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // processes)))
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends every rank, with no traceback
-    mp.spawn(start, args=arguments, nprocs=processes)
+    if sys.platform == "linux":  # import torch once, not once per rank; not safe on a Mac
+        mp.set_forkserver_preload(["torch", "torch._dynamo"])  # which every optimizer wants
+    mp.start_processes(start, args=arguments, nprocs=processes, start_method="forkserver")
 
 
 def parse_args():

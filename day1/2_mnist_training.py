@@ -36,16 +36,15 @@ def choose_device(local_rank, local_world_size):
 
 def load_mnist(data_dir):
     """Return images, uint8 [N, 28, 28], and labels, int64 [N]: of training, then of testing."""
-    from torchvision.datasets import MNIST  # here, because the ranks need not wait for it
-    from torchvision.datasets.utils import check_integrity, extract_archive
+    from torchvision.datasets import MNIST, utils  # here, because the ranks need not wait for it
 
     # Unpacked for this process alone: whoever shares the files may read one half written.
     with tempfile.TemporaryDirectory() as folder:
         (raw := Path(folder, "MNIST", "raw")).mkdir(parents=True)
         for name, md5 in MNIST.resources:
-            if not check_integrity(archive := data_dir / "MNIST" / "raw" / name, md5):
+            if not utils.check_integrity(archive := data_dir / "MNIST" / "raw" / name, md5):
                 sys.exit(f"{archive} is missing or damaged. Restore it: git checkout data/MNIST")
-            extract_archive(archive, raw)
+            utils.extract_archive(archive, raw)
         parts = MNIST(folder, train=True), MNIST(folder, train=False)
     return [tensor for part in parts for tensor in (part.data, part.targets)]
 

@@ -10,7 +10,6 @@ Try next:  torch.manual_seed(args.seed + dist.get_rank()): what does the last li
 import argparse
 import os
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -40,16 +39,15 @@ def choose_device(local_rank, local_world_size):
 
 def load_mnist(data_dir):
     """Return images, uint8 [N, 28, 28], and labels, int64 [N]: of training, then of testing."""
-    from torchvision.datasets import MNIST  # here, because the ranks need not wait for it
-    from torchvision.datasets.utils import check_integrity, extract_archive
+    from torchvision.datasets import MNIST, utils  # here, because the ranks need not wait for it
 
     # Unpacked for this process alone: whoever shares the files may read one half written.
     with tempfile.TemporaryDirectory() as folder:
         (raw := Path(folder, "MNIST", "raw")).mkdir(parents=True)
         for name, md5 in MNIST.resources:
-            if not check_integrity(archive := data_dir / "MNIST" / "raw" / name, md5):
+            if not utils.check_integrity(archive := data_dir / "MNIST" / "raw" / name, md5):
                 sys.exit(f"{archive} is missing or damaged. Restore it: git checkout data/MNIST")
-            extract_archive(archive, raw)
+            utils.extract_archive(archive, raw)
         parts = MNIST(folder, train=True), MNIST(folder, train=False)
     return [tensor for part in parts for tensor in (part.data, part.targets)]
 
@@ -151,16 +149,16 @@ def launch(processes, *arguments):
     if "RANK" in os.environ:  # torchrun or Slurm has started this process as one of the ranks
         return start(int(os.environ["LOCAL_RANK"]), *arguments)
     # The ranks find each other through a small server here. Port 0: the system picks a free one.
-    listener = socket.create_server(("127.0.0.1", 0))
-    port, fd = listener.getsockname()[1], listener.detach()
-    store = dist.TCPStore("127.0.0.1", port, None, True, use_libuv=False, master_listen_fd=fd)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     os.environ.update(MASTER_ADDR=store.host, MASTER_PORT=str(store.port))
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # rank 0 starts no server of its own
     os.environ.update(WORLD_SIZE=str(processes), LOCAL_WORLD_SIZE=str(processes))
     # Share the cores out: ranks that each want all of them slow each other down.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // processes)))
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends every rank, with no traceback
-    mp.spawn(start, args=arguments, nprocs=processes)
+    if sys.platform == "linux":  # import torch once, not once per rank; not safe on a Mac
+        mp.set_forkserver_preload(["torch", "torch._dynamo"])  # which every optimizer wants
+    mp.start_processes(start, args=arguments, nprocs=processes, start_method="forkserver")
 
 
 def parse_args():

@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import signal
-import socket
 import sys
 import tempfile
 from datetime import timedelta
@@ -24,7 +23,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch.profiler import profile, record_function, schedule, tensorboard_trace_handler
 from torch.utils.data import DistributedSampler
-from tqdm import tqdm
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # hides what the profiler says of itself
 
@@ -43,16 +41,15 @@ def choose_device(local_rank, local_world_size):
 
 def load_mnist(data_dir):
     """Return images, uint8 [N, 28, 28], and labels, int64 [N]: of training, then of testing."""
-    from torchvision.datasets import MNIST  # here, because the ranks need not wait for it
-    from torchvision.datasets.utils import check_integrity, extract_archive
+    from torchvision.datasets import MNIST, utils  # here, because the ranks need not wait for it
 
     # Unpacked for this process alone: whoever shares the files may read one half written.
     with tempfile.TemporaryDirectory() as folder:
         (raw := Path(folder, "MNIST", "raw")).mkdir(parents=True)
         for name, md5 in MNIST.resources:
-            if not check_integrity(archive := data_dir / "MNIST" / "raw" / name, md5):
+            if not utils.check_integrity(archive := data_dir / "MNIST" / "raw" / name, md5):
                 sys.exit(f"{archive} is missing or damaged. Restore it: git checkout data/MNIST")
-            extract_archive(archive, raw)
+            utils.extract_archive(archive, raw)
         parts = MNIST(folder, train=True), MNIST(folder, train=False)
     return [tensor for part in parts for tensor in (part.data, part.targets)]
 
@@ -60,8 +57,7 @@ def load_mnist(data_dir):
 def batches(images, labels, sampler, batch_size, max_steps):
     """Yield images and labels batch by batch, in the sampler's order."""
     order = torch.tensor(list(sampler), device=images.device)
-    hidden = os.environ.get("RANK", "0") != "0" or None  # None: shown on a terminal only
-    for indices in tqdm(order.split(batch_size)[:max_steps], disable=hidden, leave=False):
+    for indices in order.split(batch_size)[:max_steps]:
         with record_function("data"):
             batch = images[indices], labels[indices]
         yield batch
@@ -119,12 +115,9 @@ def time_shares(trace):
     data, compute, communication = torch.zeros(3, int(end - begin) + 1, dtype=torch.bool)
     for e in events:
         busy = slice(max(0, int(e["ts"] - begin)), max(0, int(e["ts"] + e["dur"] - begin)))
-        if e["name"] == "data":
-            data[busy] = True
-        elif e["name"].startswith(("gloo:", "ncclDevKernel")):
-            communication[busy] = True
-        elif e["cat"] == work and not e["name"].startswith("c10d::"):
-            compute[busy] = True
+        data[busy] |= e["name"] == "data"
+        communication[busy] |= e["name"].startswith(("gloo:", "ncclDevKernel"))
+        compute[busy] |= e["cat"] == work and not e["name"].startswith(("c10d:", "gloo:", "nccl"))
     shares = {"data": data, "compute": compute & ~data, "communication": communication}
     shares |= {"overlap": communication & compute, "idle": ~(data | compute | communication)}
     return {kind: flags.float().mean().item() for kind, flags in shares.items()}
@@ -132,19 +125,17 @@ def time_shares(trace):
 
 def report(folder):
     """Print where the time of every rank went, and how else to look at the traces."""
-    newest = max(Path(folder).glob(f"rank{dist.get_rank()}.*"))
     table = [None] * dist.get_world_size()
+    newest = max(Path(folder).glob(f"rank{dist.get_rank()}.*"))
     dist.all_gather_object(table, time_shares(newest))
     if dist.get_rank() == 0:
         print("rank", *(f"{kind:>14}" for kind in table[0]))
         for rank, shares in enumerate(table):
             print(f"{rank:4}", *(f"{share:14.1%}" for share in shares.values()))
         hidden, total = (sum(row[kind] for row in table) for kind in ("overlap", "communication"))
-        share = hidden / total if total else 0
+        share = f"{hidden / max(total, 1e-9):.0%}"
         print(f"See the traces with https://ui.perfetto.dev or tensorboard --logdir={folder}")
-        print(
-            f"=> traces in {folder}: {len(table)}; communication hidden by computing: {share:.0%}"
-        )
+        print(f"=> traces in {folder}: {len(table)}; communication hidden by computing: {share}")
 
 
 def main(device, data, args):
@@ -156,10 +147,9 @@ def main(device, data, args):
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     # The ranks shuffle alike, then each takes every world_size-th image.
     sampler = DistributedSampler(images, world_size, rank, seed=args.seed)
-    count = args.max_steps or 20
-    steps = batches(images, labels, sampler, args.batch_size, count + 5)
+    steps = batches(images, labels, sampler, args.batch_size, args.max_steps + 5)
     # Five more, because the first steps allocate memory and connect the ranks: not recorded.
-    plan = schedule(wait=0, warmup=5, active=count, repeat=1)
+    plan = schedule(wait=0, warmup=5, active=args.max_steps, repeat=1)
     writer = tensorboard_trace_handler("./log_ddp", worker_name=f"rank{rank}")
     with profile(schedule=plan, on_trace_ready=writer, acc_events=True) as profiler:
         train_one_epoch(model, optimizer, steps, world_size, profiler)
@@ -184,26 +174,25 @@ def launch(processes, *arguments):
     if "RANK" in os.environ:  # torchrun or Slurm has started this process as one of the ranks
         return start(int(os.environ["LOCAL_RANK"]), *arguments)
     # The ranks find each other through a small server here. Port 0: the system picks a free one.
-    listener = socket.create_server(("127.0.0.1", 0))
-    port, fd = listener.getsockname()[1], listener.detach()
-    store = dist.TCPStore("127.0.0.1", port, None, True, use_libuv=False, master_listen_fd=fd)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     os.environ.update(MASTER_ADDR=store.host, MASTER_PORT=str(store.port))
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # rank 0 starts no server of its own
     os.environ.update(WORLD_SIZE=str(processes), LOCAL_WORLD_SIZE=str(processes))
     # Share the cores out: ranks that each want all of them slow each other down.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // processes)))
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends every rank, with no traceback
-    mp.spawn(start, args=arguments, nprocs=processes)
+    if sys.platform == "linux":  # import torch once, not once per rank; not safe on a Mac
+        mp.set_forkserver_preload(["torch", "torch._dynamo"])  # which every optimizer wants
+    mp.start_processes(start, args=arguments, nprocs=processes, start_method="forkserver")
 
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("processes", nargs="?", type=int, default=4, help="how many (4)")
-    parser.add_argument("--epochs", type=int, default=2, help="times through the data (2)")
     parser.add_argument("--batch-size", type=int, default=64, help="images per process (64)")
     parser.add_argument("--lr", type=float, default=0.01, help="learning rate (0.01)")
     parser.add_argument("--seed", type=int, default=0, help="for weights and order (0)")
-    parser.add_argument("--max-steps", type=int, help="end an epoch after this many steps")
+    parser.add_argument("--max-steps", type=int, default=20, help="steps to record (20)")
     parser.add_argument("--data-dir", type=Path, default=Path(__file__).parents[1] / "data")
     args = parser.parse_args()
     for name, value in vars(args).items():

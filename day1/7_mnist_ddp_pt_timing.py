@@ -3,14 +3,13 @@
 Builds on: 6_mnist_ddp_pt.py
 New here:  warm-up, synchronize, speed-up
 Run:       python day1/7_mnist_ddp_pt_timing.py [processes]
-Look for:  => processes: 4, 1.63 times as fast as one
+Look for:  => 1.63 times the images/s of one process, with 4
 Try next:  --batch-size 8 and --batch-size 512: when does it pay to share the work?
 """
 
 import argparse
 import os
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -47,16 +46,15 @@ def synchronize(device):
 
 def load_mnist(data_dir):
     """Return images, uint8 [N, 28, 28], and labels, int64 [N]: of training, then of testing."""
-    from torchvision.datasets import MNIST  # here, because the ranks need not wait for it
-    from torchvision.datasets.utils import check_integrity, extract_archive
+    from torchvision.datasets import MNIST, utils  # here, because the ranks need not wait for it
 
     # Unpacked for this process alone: whoever shares the files may read one half written.
     with tempfile.TemporaryDirectory() as folder:
         (raw := Path(folder, "MNIST", "raw")).mkdir(parents=True)
         for name, md5 in MNIST.resources:
-            if not check_integrity(archive := data_dir / "MNIST" / "raw" / name, md5):
+            if not utils.check_integrity(archive := data_dir / "MNIST" / "raw" / name, md5):
                 sys.exit(f"{archive} is missing or damaged. Restore it: git checkout data/MNIST")
-            extract_archive(archive, raw)
+            utils.extract_archive(archive, raw)
         parts = MNIST(folder, train=True), MNIST(folder, train=False)
     return [tensor for part in parts for tensor in (part.data, part.targets)]
 
@@ -109,7 +107,7 @@ def write_scalars(history):
 
 
 def train(images, labels, args, rank, world_size):
-    """Train a new model on world_size ranks. Return the seconds and the history."""
+    """Train a new model on world_size ranks. Return the seconds and the history of all steps."""
     torch.manual_seed(args.seed)  # the same first weights on every rank
     model = Net().to(images.device)
     if world_size > 1:
@@ -119,45 +117,39 @@ def train(images, labels, args, rank, world_size):
     sampler = DistributedSampler(images, world_size, rank, seed=args.seed)
     # The first steps allocate memory, choose kernels and connect the ranks: not timed.
     train_one_epoch(model, optimizer, batches(images, labels, sampler, args.batch_size, 20))
-    if world_size > 1:
-        dist.barrier()  # no rank starts its clock while another still warms up
+    # A GPU only notes what to do and works on: without this the clock is read too early.
     synchronize(images.device)
-    start = time.perf_counter()
+    begin = time.perf_counter()
     histories = []
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)  # without this every epoch has the same order
-        begin = time.perf_counter()
         steps = batches(images, labels, sampler, args.batch_size, args.max_steps)
         histories.append(train_one_epoch(model, optimizer, steps))
         if world_size > 1:
             dist.all_reduce(histories[-1])  # losses and images of all ranks, step by step
-        # Reading the sums waits for the device. Only then is it fair to read the clock.
-        loss, count = histories[-1].sum(1).tolist()
-        speed = count / (time.perf_counter() - begin)
-        if rank == 0:
-            print(f"epoch {epoch}: loss {loss / count:.4f}, {speed:,.0f} images/s")
-    # A GPU only notes what to do and works on: without this the clock is read too early.
     synchronize(images.device)
-    return time.perf_counter() - start, torch.cat(histories, dim=1)
+    return time.perf_counter() - begin, torch.cat(histories, dim=1)
 
 
 def main(device, data, args):
     """Run on every rank: time one process, then all of them."""
     images, labels = data[0].to(device), data[1].to(device)
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    if rank == 0:  # alone, with the device and the threads that it has afterwards too
-        alone, history = train(images, labels, args, rank=0, world_size=1)
-        single = history[1].sum() / alone
-        print(f"processes: 1, seconds: {alone:.2f}, images/s: {single:,.0f}")
-    dist.barrier()
-    seconds, history = train(images, labels, args, rank, world_size)
-    slowest = torch.tensor(seconds, device=device)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    patient = dist.new_group(timeout=timedelta(days=1))
+    speeds = {}
+    for ranks in sorted({1, world_size}):
+        dist.barrier(patient)  # here the others wait while rank 0 trains alone
+        if rank < ranks:
+            seconds, history = train(images, labels, args, rank, ranks)
+            loss, count = history.sum(1).tolist()
+            speeds[ranks] = count / seconds
+        if rank == 0:
+            row = f"loss {loss / count:.4f}, {seconds:.2f} s, {count / seconds:,.0f} images/s"
+            print(f"processes: {ranks}, {row}")
     if rank == 0:
         write_scalars(history)
-        speed = history[1].sum() / slowest
-        print(f"processes: {world_size}, seconds: {slowest:.2f}, images/s: {speed:,.0f}")
-        print(f"=> processes: {world_size}, {speed / single:.2f} times as fast as one")
+        gain = speeds[world_size] / speeds[1]
+        print(f"=> {gain:.2f} times the images/s of one process, with {world_size}")
 
 
 def start(local_rank, *arguments):
@@ -178,16 +170,16 @@ def launch(processes, *arguments):
     if "RANK" in os.environ:  # torchrun or Slurm has started this process as one of the ranks
         return start(int(os.environ["LOCAL_RANK"]), *arguments)
     # The ranks find each other through a small server here. Port 0: the system picks a free one.
-    listener = socket.create_server(("127.0.0.1", 0))
-    port, fd = listener.getsockname()[1], listener.detach()
-    store = dist.TCPStore("127.0.0.1", port, None, True, use_libuv=False, master_listen_fd=fd)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     os.environ.update(MASTER_ADDR=store.host, MASTER_PORT=str(store.port))
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # rank 0 starts no server of its own
     os.environ.update(WORLD_SIZE=str(processes), LOCAL_WORLD_SIZE=str(processes))
     # Share the cores out: ranks that each want all of them slow each other down.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // processes)))
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends every rank, with no traceback
-    mp.spawn(start, args=arguments, nprocs=processes)
+    if sys.platform == "linux":  # import torch once, not once per rank; not safe on a Mac
+        mp.set_forkserver_preload(["torch", "torch._dynamo"])  # which every optimizer wants
+    mp.start_processes(start, args=arguments, nprocs=processes, start_method="forkserver")
 
 
 def parse_args():

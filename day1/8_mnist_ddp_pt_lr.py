@@ -10,7 +10,6 @@ Try next:  --scaling sqrt; --warm-up 0.02; 8 processes.
 import argparse
 import os
 import signal
-import socket
 import sys
 import tempfile
 from datetime import timedelta
@@ -41,16 +40,15 @@ def choose_device(local_rank, local_world_size):
 
 def load_mnist(data_dir):
     """Return images, uint8 [N, 28, 28], and labels, int64 [N]: of training, then of testing."""
-    from torchvision.datasets import MNIST  # here, because the ranks need not wait for it
-    from torchvision.datasets.utils import check_integrity, extract_archive
+    from torchvision.datasets import MNIST, utils  # here, because the ranks need not wait for it
 
     # Unpacked for this process alone: whoever shares the files may read one half written.
     with tempfile.TemporaryDirectory() as folder:
         (raw := Path(folder, "MNIST", "raw")).mkdir(parents=True)
         for name, md5 in MNIST.resources:
-            if not check_integrity(archive := data_dir / "MNIST" / "raw" / name, md5):
+            if not utils.check_integrity(archive := data_dir / "MNIST" / "raw" / name, md5):
                 sys.exit(f"{archive} is missing or damaged. Restore it: git checkout data/MNIST")
-            extract_archive(archive, raw)
+            utils.extract_archive(archive, raw)
         parts = MNIST(folder, train=True), MNIST(folder, train=False)
     return [tensor for part in parts for tensor in (part.data, part.targets)]
 
@@ -94,29 +92,25 @@ def train_one_epoch(model, optimizer, scheduler, batches):
     return torch.stack(history, dim=1)
 
 
-def loss_curve(history, images_seen, points):
-    """Return the mean loss in each of so many windows of equally many images: [points]."""
-    window = ((history[1].cumsum(0) - history[1]) * points / images_seen).long()
-    sums = torch.zeros(2, int(window.max()) + 1, device=history.device)
-    sums.index_add_(1, window, history)
-    return (sums[0] / sums[1])[:points].cpu()
-
-
-def write_curves(curves, images_seen):
-    """Write the loss curves to runs/, for TensorBoard and as a picture."""
+def write_curves(histories):
+    """Write loss curves to runs/, for TensorBoard and as a picture. Return {name: [points]}."""
     from matplotlib.figure import Figure  # here, because only rank 0 needs it
     from torch.utils.tensorboard import SummaryWriter
 
-    folder, axes = Path("runs", Path(__file__).stem), Figure().subplots()
-    for name, curve in curves.items():
-        images = [int((i + 0.5) * images_seen / len(curve)) for i in range(len(curve))]
-        axes.plot(images, curve, label=name)
+    folder, axes, curves = Path("runs", Path(__file__).stem), Figure().subplots(), {}
+    points = min(20, *(history.shape[1] for history in histories.values()))
+    for name, history in histories.items():
+        # One point for many steps, because a single batch is noisy: sums of loss and of images.
+        sums = torch.stack([part.sum(1) for part in history.tensor_split(points, 1)], 1).cpu()
+        curves[name], images = sums[0] / sums[1], sums[1].cumsum(0)
+        axes.semilogy(images, curves[name], label=name)
         with SummaryWriter(folder / name, purge_step=0) as writer:
-            for seen, loss in zip(images, curve):
-                writer.add_scalar("loss/train", loss, seen)
-    axes.set(xlabel="images seen", ylabel="training loss", yscale="log")
+            for seen, loss in zip(images, curves[name]):
+                writer.add_scalar("loss/train", loss, int(seen))
+    axes.set(xlabel="images seen", ylabel="training loss")
     axes.legend()
     axes.figure.savefig(folder / "loss.png")
+    return curves
 
 
 def train(images, labels, args, rank, world_size, factor):
@@ -134,7 +128,7 @@ def train(images, labels, args, rank, world_size, factor):
     histories = []
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)  # without this every epoch has the same order
-        steps = batches(images, labels, sampler, args.batch_size, args.max_steps)
+        steps = batches(images, labels, sampler, args.batch_size, None)
         histories.append(train_one_epoch(model, optimizer, scheduler, steps))
         if world_size > 1:
             dist.all_reduce(histories[-1])  # losses and images of all ranks, step by step
@@ -143,26 +137,22 @@ def train(images, labels, args, rank, world_size, factor):
 
 def main(device, data, args):
     """Run on every rank: train alone, together, together with a scaled rate. Compare."""
-    images, labels = data[0].to(device), data[1].to(device)
     rank, world_size = dist.get_rank(), dist.get_world_size()
+    count = args.max_steps and args.max_steps * args.batch_size * world_size
+    images, labels = data[0][:count].to(device), data[1][:count].to(device)  # the same for all
     factor = world_size if args.scaling == "linear" else world_size**0.5
     plan = {"alone": (1, 1), "unscaled": (world_size, 1), args.scaling: (world_size, factor)}
-    histories = {}
+    patient, histories = dist.new_group(timeout=timedelta(days=1)), {}
     for name, (ranks, rate) in plan.items():
+        dist.barrier(patient)  # here the others wait while rank 0 trains alone
         if rank < ranks:
             histories[name] = train(images, labels, args, rank, ranks, rate)
-        dist.barrier()  # the others wait here while rank 0 trains alone
+        if rank == 0:
+            batch, lr = ranks * args.batch_size, args.lr * rate
+            print(f"{name}: global batch {batch}, learning rate {lr:g}")
     if rank == 0:
-        seen = min(history[1].sum().item() for history in histories.values())
-        # A window must hold a step at least, or there would be no loss in it.
-        points = min(20, int(seen // max(history[1].max() for history in histories.values())))
-        curves = {name: loss_curve(history, seen, points) for name, history in histories.items()}
-        write_curves(curves, seen)
-        for name, (ranks, rate) in plan.items():
-            batch, lr, loss = ranks * args.batch_size, args.lr * rate, curves[name][-1]
-            print(f"{name:>8}: global batch {batch}, learning rate {lr:g}, last loss {loss:.4f}")
-        alone, *others = curves.values()
-        gaps = [(curve / alone).log().abs().mean().expm1().item() for curve in others]
+        alone, *others = write_curves(histories).values()
+        gaps = [(curve / alone).log().abs().mean().expm1() for curve in others]
         gaps = f"{gaps[0]:.0%} unscaled, {gaps[1]:.0%} {args.scaling}"
         print(f"=> gap to the loss curve of one process: {gaps}")
 
@@ -185,16 +175,16 @@ def launch(processes, *arguments):
     if "RANK" in os.environ:  # torchrun or Slurm has started this process as one of the ranks
         return start(int(os.environ["LOCAL_RANK"]), *arguments)
     # The ranks find each other through a small server here. Port 0: the system picks a free one.
-    listener = socket.create_server(("127.0.0.1", 0))
-    port, fd = listener.getsockname()[1], listener.detach()
-    store = dist.TCPStore("127.0.0.1", port, None, True, use_libuv=False, master_listen_fd=fd)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     os.environ.update(MASTER_ADDR=store.host, MASTER_PORT=str(store.port))
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # rank 0 starts no server of its own
     os.environ.update(WORLD_SIZE=str(processes), LOCAL_WORLD_SIZE=str(processes))
     # Share the cores out: ranks that each want all of them slow each other down.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // processes)))
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends every rank, with no traceback
-    mp.spawn(start, args=arguments, nprocs=processes)
+    if sys.platform == "linux":  # import torch once, not once per rank; not safe on a Mac
+        mp.set_forkserver_preload(["torch", "torch._dynamo"])  # which every optimizer wants
+    mp.start_processes(start, args=arguments, nprocs=processes, start_method="forkserver")
 
 
 def parse_args():

@@ -11,7 +11,7 @@ import argparse
 import json
 import os
 import signal
-import socket
+import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -55,12 +55,9 @@ def time_shares(trace):
     data, compute, communication = torch.zeros(3, int(end - begin) + 1, dtype=torch.bool)
     for e in events:
         busy = slice(max(0, int(e["ts"] - begin)), max(0, int(e["ts"] + e["dur"] - begin)))
-        if e["name"] == "data":
-            data[busy] = True
-        elif e["name"].startswith(("gloo:", "ncclDevKernel")):
-            communication[busy] = True
-        elif e["cat"] == work and not e["name"].startswith("c10d::"):
-            compute[busy] = True
+        data[busy] |= e["name"] == "data"
+        communication[busy] |= e["name"].startswith(("gloo:", "ncclDevKernel"))
+        compute[busy] |= e["cat"] == work and not e["name"].startswith(("c10d:", "gloo:", "nccl"))
     shares = {"data": data, "compute": compute & ~data, "communication": communication}
     shares |= {"overlap": communication & compute, "idle": ~(data | compute | communication)}
     return {kind: flags.float().mean().item() for kind, flags in shares.items()}
@@ -68,19 +65,17 @@ def time_shares(trace):
 
 def report(folder):
     """Print where the time of every rank went, and how else to look at the traces."""
-    newest = max(Path(folder).glob(f"rank{dist.get_rank()}.*"))
     table = [None] * dist.get_world_size()
+    newest = max(Path(folder).glob(f"rank{dist.get_rank()}.*"))
     dist.all_gather_object(table, time_shares(newest))
     if dist.get_rank() == 0:
         print("rank", *(f"{kind:>14}" for kind in table[0]))
         for rank, shares in enumerate(table):
             print(f"{rank:4}", *(f"{share:14.1%}" for share in shares.values()))
         hidden, total = (sum(row[kind] for row in table) for kind in ("overlap", "communication"))
-        share = hidden / total if total else 0
+        share = f"{hidden / max(total, 1e-9):.0%}"
         print(f"See the traces with https://ui.perfetto.dev or tensorboard --logdir={folder}")
-        print(
-            f"=> traces in {folder}: {len(table)}; communication hidden by computing: {share:.0%}"
-        )
+        print(f"=> traces in {folder}: {len(table)}; communication hidden by computing: {share}")
 
 
 def main(device):
@@ -119,16 +114,16 @@ def launch(processes, *arguments):
     if "RANK" in os.environ:  # torchrun or Slurm has started this process as one of the ranks
         return start(int(os.environ["LOCAL_RANK"]), *arguments)
     # The ranks find each other through a small server here. Port 0: the system picks a free one.
-    listener = socket.create_server(("127.0.0.1", 0))
-    port, fd = listener.getsockname()[1], listener.detach()
-    store = dist.TCPStore("127.0.0.1", port, None, True, use_libuv=False, master_listen_fd=fd)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     os.environ.update(MASTER_ADDR=store.host, MASTER_PORT=str(store.port))
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # rank 0 starts no server of its own
     os.environ.update(WORLD_SIZE=str(processes), LOCAL_WORLD_SIZE=str(processes))
     # Share the cores out: ranks that each want all of them slow each other down.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // processes)))
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends every rank, with no traceback
-    mp.spawn(start, args=arguments, nprocs=processes)
+    if sys.platform == "linux":  # import torch once, not once per rank; not safe on a Mac
+        mp.set_forkserver_preload(["torch", "torch._dynamo"])  # which every optimizer wants
+    mp.start_processes(start, args=arguments, nprocs=processes, start_method="forkserver")
 
 
 def parse_args():

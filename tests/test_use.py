@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from helpers import LESSONS, ROOT, processes_of, proves, run_lesson, start_lesson, wait_for
@@ -153,12 +154,12 @@ def test_a_killed_rank_ends_the_job_and_is_named(victim, tmp_path):
 
 def rank_process(session, rank):
     """Return the process id of a rank. The ranks are started in order, so their ids rise."""
-    ranks = []
-    for pid in processes_of(session):
-        with open(f"/proc/{pid}/cmdline") as file:
-            if "spawn_main" in file.read():
-                ranks.append(pid)
-    return sorted(ranks)[rank]
+    parents = {
+        pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        for pid in processes_of(session)
+    }
+    # The lesson starts Python's fork server, and that starts the ranks.
+    return sorted(pid for pid, parent in parents.items() if parents.get(parent) == session)[rank]
 
 
 def test_the_rank_that_raised_is_the_one_reported(tmp_path):
