@@ -11,6 +11,7 @@ import argparse
 import os
 import signal
 import sys
+import threading
 from datetime import timedelta
 
 import torch
@@ -46,6 +47,8 @@ def main():
 
 def start(local_rank, *arguments):
     """Be one rank: join the process group, run main, leave the group."""
+    if launcher := mp.parent_process():  # end with it, however it ends
+        threading.Thread(target=lambda: launcher.join() or os._exit(1), daemon=True).start()
     os.environ.setdefault("RANK", str(local_rank))
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     main(*arguments)

@@ -11,6 +11,7 @@ import argparse
 import os
 import signal
 import sys
+import threading
 import time
 from datetime import timedelta
 
@@ -94,6 +95,8 @@ def main(device):
 
 def start(local_rank, *arguments):
     """Be one rank: join the process group, run main, leave the group."""
+    if launcher := mp.parent_process():  # end with it, however it ends
+        threading.Thread(target=lambda: launcher.join() or os._exit(1), daemon=True).start()
     os.environ.setdefault("RANK", str(local_rank))
     device, backend = choose_device(local_rank, int(os.environ["LOCAL_WORLD_SIZE"]))
     own = None if backend == "gloo" else device

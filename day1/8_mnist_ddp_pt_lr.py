@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -142,16 +143,16 @@ def main(device, data, args):
     images, labels = data[0][:count].to(device), data[1][:count].to(device)  # the same for all
     factor = world_size if args.scaling == "linear" else world_size**0.5
     plan = {"alone": (1, 1), "unscaled": (world_size, 1), args.scaling: (world_size, factor)}
-    patient, histories = dist.new_group(timeout=timedelta(days=1)), {}
+    patient, runs = dist.new_group(timeout=timedelta(days=1)), {}
     for name, (ranks, rate) in plan.items():
         dist.barrier(patient)  # here the others wait while rank 0 trains alone
         if rank < ranks:
-            histories[name] = train(images, labels, args, rank, ranks, rate)
+            runs[name] = train(images, labels, args, rank, ranks, rate)
         if rank == 0:
-            batch, lr = ranks * args.batch_size, args.lr * rate
-            print(f"{name}: global batch {batch}, learning rate {lr:g}")
+            batch, lr, loss = ranks * args.batch_size, args.lr * rate, torch.div(*runs[name].sum(1))
+            print(f"{name}: global batch {batch}, learning rate {lr:g}, mean loss {loss:.4f}")
     if rank == 0:
-        alone, *others = write_curves(histories).values()
+        alone, *others = write_curves(runs).values()
         gaps = [(curve / alone).log().abs().mean().expm1() for curve in others]
         gaps = f"{gaps[0]:.0%} unscaled, {gaps[1]:.0%} {args.scaling}"
         print(f"=> gap to the loss curve of one process: {gaps}")
@@ -159,6 +160,8 @@ def main(device, data, args):
 
 def start(local_rank, *arguments):
     """Be one rank: join the process group, run main, leave the group."""
+    if launcher := mp.parent_process():  # end with it, however it ends
+        threading.Thread(target=lambda: launcher.join() or os._exit(1), daemon=True).start()
     os.environ.setdefault("RANK", str(local_rank))
     device, backend = choose_device(local_rank, int(os.environ["LOCAL_WORLD_SIZE"]))
     own = None if backend == "gloo" else device

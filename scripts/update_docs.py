@@ -11,6 +11,7 @@ A made part stands between two lines. The first says what belongs there, the sec
 Usage: scripts/update_docs.py              fill in tables and diffs
        scripts/update_docs.py --check      change nothing; exit status 1 if something is stale
        scripts/update_docs.py --record     run every lesson first and fill in its output too
+       scripts/update_docs.py --record 8   run these lessons only, and keep the other outputs
 """
 
 import argparse
@@ -58,6 +59,14 @@ def record(lesson, folder):
     done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
     shown = " ".join(["python", lesson["file"], *lesson["arguments"]])
     return f"```console\n$ {shown}\n{done.stdout.rstrip()}\n```\n"
+
+
+def recorded():
+    """Return the outputs that stand in the pages, {lesson id: Markdown}."""
+    parts = [PART.findall((ROOT / page).read_text()) for page in PAGES]
+    return {
+        words.strip(): old for part in parts for _, kind, words, old, _ in part if kind == "output"
+    }
 
 
 def machine():
@@ -112,13 +121,19 @@ def main():
     """Update or check all pages; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing, report what is stale")
-    parser.add_argument("--record", action="store_true", help="run the lessons, take their output")
+    parser.add_argument("--record", nargs="*", metavar="ID", help="run lessons, take their output")
     args = parser.parse_args()
     lessons = read_course()
     outputs = None
-    if args.record:
+    if args.record is not None:
+        known = recorded()
         with tempfile.TemporaryDirectory() as folder:
-            outputs = {x["id"]: record(x, folder) for x in lessons}
+            outputs = {
+                x["id"]: record(x, folder)
+                if x["id"] in args.record or not args.record
+                else known[x["id"]]
+                for x in lessons
+            }
     stale = []
     for page in PAGES:
         path = ROOT / page
