@@ -1,0 +1,367 @@
+#!/usr/bin/env bash
+# Starts a lesson on all nodes of a Slurm allocation: one process, a rank, for each GPU.
+#
+# Usage: scripts/multinode_setup_and_run.sh [option]... FILE [argument of FILE]...
+#   FILE           a path, the name of a lesson's file, or a lesson's number
+#   --local N[xM]  no Slurm: imitate N nodes with M ranks each (1) on this machine
+#   --torchrun     on each node one torchrun starts the ranks, instead of srun
+#   --monitor      write the use of CPUs and GPUs to runs/monitor/, one file a node
+#   --dry-run      print what would be started
+#
+# Inside an allocation:
+#   salloc --nodes 2 --qos interactive --time 00:30:00 --ntasks-per-node=4 --cpus-per-task=32 \
+#     --constraint gpu --gpus-per-node 4 --account=<acc_name>_g
+#   scripts/multinode_setup_and_run.sh 9
+# As a step of its own:
+#   srun --ntasks-per-node=4 --cpus-per-task=32 scripts/multinode_setup_and_run.sh 9
+#
+# Each rank gets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and LOCAL_WORLD_SIZE.
+# What you set yourself stays: MASTER_PORT, OMP_NUM_THREADS, GLOO_SOCKET_IFNAME,
+# NCCL_SOCKET_IFNAME, PYTHON.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+script=$root/scripts/multinode_setup_and_run.sh
+torchrun='' monitor='' dry_run='' local='' options=()
+
+fail() {
+  echo "$1" >&2
+  exit 1
+}
+
+# Set file to the path of what the user named.
+find_file() {
+  local match
+  for match in "$1" "$root"/day*/"$1" "$root"/day*/"$1".py "$root"/day*/"$1"_*.py; do
+    if [[ -f $match ]]; then
+      file=$(realpath "$match")
+      return
+    fi
+  done
+  fail "There is no lesson and no file '$1'. These are the lessons: scripts/run_course.sh --list"
+}
+
+# Set python to an interpreter that has torch.
+find_python() {
+  for python in ${PYTHON:+"$PYTHON"} python3 "$root/.venv/bin/python"; do
+    if "$python" -c 'import importlib.util as u; exit(not u.find_spec("torch"))' 2>/dev/null; then
+      return
+    fi
+  done
+  fail "No Python with torch here. Load a module or activate an environment, or make one: scripts/run_course.sh 0"
+}
+
+# Print a port that is free on this machine, at or after $1.
+free_port() {
+  "$python" - "$1" <<'PY'
+import socket, sys
+
+for port in range(int(sys.argv[1]), 65536):
+    try:
+        with socket.create_server(("", port)):
+            print(port)
+            break
+    except OSError:
+        pass
+PY
+}
+
+# Print the interface through which this machine reaches host $1: a fast network if it has one.
+interface_to() {
+  local address name
+  for name in hsn0 ib0; do
+    if [[ -n $(ip -4 -o address show dev "$name" up 2>/dev/null) ]]; then
+      echo "$name"
+      return
+    fi
+  done
+  address=$(getent ahostsv4 "$1" | awk 'NR == 1 {print $1}')
+  name=$(ip -4 -o address show 2>/dev/null | awk -v a="$address" 'index($4, a "/") == 1 {print $2; exit}')
+  if [[ -z $name ]]; then
+    name=$(ip -4 -o route get "${address:-0.0.0.0}" 2>/dev/null | sed -n 's/.* dev \([^ ]*\).*/\1/p')
+  fi
+  # A machine may know its own name as 127.0.1.1, where no other can reach it.
+  if [[ -z $name || $name == lo ]]; then
+    name=$(ip -4 -o address show up scope global 2>/dev/null | awk 'NR == 1 {print $2}')
+  fi
+  echo "$name"
+}
+
+# Print entry $2 (from 0) of a Slurm list of numbers such as 4(x2),3.
+entry() {
+  local item i
+  local -a all=()
+  for item in ${1//,/ }; do
+    i=1
+    if [[ $item == *x* ]]; then
+      i=${item#*x} i=${i%)}
+    fi
+    while ((i-- > 0)); do all+=("${item%%(*}"); done
+  done
+  echo "${all[$2]:-1}"
+}
+
+# Print how many threads a rank should use: its CPUs, but no more than its share of the machine's.
+threads() {
+  local cpus=$1 ranks=$2 share
+  share=$(($(nproc --all) / ranks))
+  echo $((share < 1 ? 1 : cpus < share ? cpus : share))
+}
+
+# Have the ranks talk through interface $1, unless the user has chosen one.
+use_interface() {
+  if [[ -n $1 ]]; then
+    export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-$1} NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-$1}
+  fi
+}
+
+# Print once a second how busy this machine's CPUs are, and its GPUs where there is nvidia-smi.
+watch_machine() {
+  local user nice system idle iowait irq softirq steal busy total old_busy=0 old_total=0
+  echo "time,cpu_percent,gpu_percent"
+  while sleep 1; do
+    read -r _ user nice system idle iowait irq softirq steal _ </proc/stat
+    busy=$((user + nice + system + irq + softirq + steal)) total=$((busy + idle + iowait))
+    printf '%(%H:%M:%S)T,%d,%s\n' -1 $((100 * (busy - old_busy) / (total - old_total + 1))) \
+      "$(nvidia-smi --query-gpu=utilization.gpu --format=csv,noheader,nounits 2>/dev/null | paste -sd' ')"
+    old_busy=$busy old_total=$total
+  done
+}
+
+# Be rank RANK, on the node called $1 with the address $2: run the lesson, and tell if it fails.
+run_rank() {
+  local node=$1 address=$2 status=0 who="rank $RANK" how watcher=''
+  shift 2
+  local -a command=("$python" -u "$file" "$@")
+  if [[ -n $torchrun ]]; then
+    who=torchrun
+    command=(env -u RANK -u LOCAL_RANK -u WORLD_SIZE -u LOCAL_WORLD_SIZE -u MASTER_ADDR -u MASTER_PORT
+      "$python" -m torch.distributed.run --nnodes "$WORLD_SIZE" --nproc-per-node "$RANKS_PER_NODE"
+      --rdzv-backend c10d --rdzv-endpoint "$MASTER_ADDR:$MASTER_PORT" --rdzv-id "$MASTER_PORT"
+      --rdzv-conf "is_host=$((RANK == 0))" --local-addr "$address" "$file" "$@")
+  fi
+  if [[ -n $monitor && $LOCAL_RANK == 0 ]]; then
+    mkdir -p runs/monitor
+    watch_machine >"runs/monitor/${SLURM_JOB_ID:-local}-$MASTER_PORT-${node// /-}.csv" &
+    watcher=$!
+  fi
+  "${command[@]}" || status=$?
+  if [[ -n $watcher ]]; then
+    kill "$watcher"
+  fi
+  if ((status)); then
+    how="exit status $status"
+    if ((status > 128)); then
+      how="signal $(kill -l $((status - 128)))"
+    fi
+    echo "launcher: ${EPOCHREALTIME/,/.} $who on $node ended with $how" >&2
+  fi
+  exit "$status"
+}
+
+# Pass stderr on. In the end say which rank failed first: the others fail because of it.
+name_the_first() {
+  local line first=''
+  while IFS= read -r line; do
+    if [[ $line != "launcher: "* ]]; then
+      printf '%s\n' "$line" >&2
+    elif [[ -z $first || $line < $first ]]; then
+      first=$line
+    fi
+  done
+  if [[ -n $first ]]; then
+    echo "The first to fail: ${first#launcher: * }." >&2
+  fi
+}
+
+# Run a command, its stderr through name_the_first, and return its exit status.
+supervise() {
+  local status=0 errors reader
+  exec {errors}> >(name_the_first)
+  reader=$!
+  "$@" 2>&"$errors" {errors}>&- || status=$?
+  exec {errors}>&-
+  wait "$reader"
+  return "$status"
+}
+
+# Imitate $1 nodes with $2 ranks each on this machine.
+start_here() {
+  local nodes=$1 ranks=$2 gpus=0 node on="the CPU" port
+  shift 2
+  port=${MASTER_PORT:-$(free_port $((20000 + RANDOM % 10000)))}
+  if compgen -G '/dev/nvidia[0-9]*' >/dev/null || [[ -e /dev/kfd || -e /dev/dri ]]; then
+    gpus=$("$python" -c 'import torch; print(torch.accelerator.device_count())')
+  fi
+  if ((gpus >= nodes * ranks || gpus > 0 && nodes == 1 || gpus > 0 && ranks > gpus)); then
+    on="$gpus GPUs"
+  elif ((gpus)); then
+    on="the CPU, because there are fewer GPUs than ranks"
+    export CUDA_VISIBLE_DEVICES=''
+  fi
+  export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(threads "$(nproc)" $((nodes * ranks)))}
+  use_interface lo
+  echo "nodes: $nodes imitated on $(hostname), ranks on each: $ranks, in all: $((nodes * ranks))"
+  echo "meeting point: 127.0.0.1:$port, interface $GLOO_SOCKET_IFNAME"
+  echo "each rank: $OMP_NUM_THREADS threads of $python, on $on"
+  if [[ -n $dry_run ]]; then
+    echo "$python -u $file $*"
+    return
+  fi
+  export MASTER_ADDR=127.0.0.1 MASTER_PORT=$port RANKS_PER_NODE=$ranks
+  export WORLD_SIZE=$((nodes * ranks)) LOCAL_WORLD_SIZE=$ranks
+  if [[ -n $torchrun ]]; then
+    export WORLD_SIZE=$nodes LOCAL_WORLD_SIZE=1
+  fi
+  supervise run_all_here "$gpus" "$@"
+}
+
+# Start the ranks of start_here; when one fails, end the others.
+run_all_here() {
+  local gpus=$1 rank node status=0 pids=()
+  shift
+  set -m # each rank in a process group of its own, so that it can be ended with its children
+  trap 'kill -TERM "${pids[@]/#/-}" 2>/dev/null; exit 130' INT TERM
+  for ((rank = 0; rank < WORLD_SIZE; rank++)); do
+    export RANK=$rank LOCAL_RANK=$((rank % LOCAL_WORLD_SIZE))
+    node=$((rank / LOCAL_WORLD_SIZE))
+    if ((gpus >= WORLD_SIZE)); then
+      CUDA_VISIBLE_DEVICES=$(seq -s, $((node * RANKS_PER_NODE)) $((node * RANKS_PER_NODE + RANKS_PER_NODE - 1)))
+      export CUDA_VISIBLE_DEVICES
+    fi
+    run_rank "imitated node $node" 127.0.0.1 "$@" &
+    pids+=($!)
+  done
+  for rank in "${pids[@]}"; do
+    wait -n || {
+      status=$?
+      break
+    }
+  done
+  if ((status)); then
+    disown -a
+    sleep 1 # the others end by themselves as a rule, and may say something
+    kill -TERM "${pids[@]/#/-}" 2>/dev/null || true
+    sleep 2
+    kill -KILL "${pids[@]/#/-}" 2>/dev/null || true
+  fi
+  return "$status"
+}
+
+# Be one task of a Slurm step: take the variables from Slurm's.
+be_a_task() {
+  export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_STEP_NUM_TASKS
+  LOCAL_WORLD_SIZE=$(entry "$SLURM_STEP_TASKS_PER_NODE" "$SLURM_NODEID")
+  MASTER_ADDR=$(scontrol show hostnames "$SLURM_STEP_NODELIST" | head -n 1)
+  export LOCAL_WORLD_SIZE MASTER_ADDR RANKS_PER_NODE=${RANKS_PER_NODE:-${SLURM_GPUS_ON_NODE:-1}}
+  if [[ -n $torchrun && $LOCAL_WORLD_SIZE != 1 ]]; then
+    fail "With --torchrun a step has one task a node, which starts the ranks: srun --ntasks-per-node=1"
+  fi
+  if [[ -z ${MASTER_PORT:-} ]]; then
+    export MASTER_PORT=$((20000 + (SLURM_JOB_ID * 97 + SLURM_STEP_ID * 7) % 10000))
+    if [[ $RANK == 0 && $(free_port "$MASTER_PORT") != "$MASTER_PORT" ]]; then
+      fail "Port $MASTER_PORT on $MASTER_ADDR is in use. Choose another one: export MASTER_PORT=29501"
+    fi
+  fi
+  if [[ -z ${OMP_NUM_THREADS:-} ]]; then
+    OMP_NUM_THREADS=$(threads "${SLURM_CPUS_PER_TASK:-$((SLURM_CPUS_ON_NODE / LOCAL_WORLD_SIZE))}" "$LOCAL_WORLD_SIZE")
+    export OMP_NUM_THREADS
+  fi
+  use_interface "$(interface_to "$MASTER_ADDR")"
+  run_rank "$SLURMD_NODENAME" "$SLURMD_NODENAME" "$@"
+}
+
+# Inside an allocation: choose, say what was chosen, start the step.
+start_step() {
+  local nodes count head gpus cpus port interface ranks here first per_task
+  mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+  count=${#nodes[@]} head=${nodes[0]}
+  # Ask the first node, for only there is it known which port is free.
+  first=$((20000 + (SLURM_JOB_ID * 97 + RANDOM) % 10000))
+  here=$(srun_alone --nodes=1 --ntasks=1 --nodelist="$head" --overlap "$script" --probe "$first") ||
+    fail "The first node, $head, could not be asked for a free port: see above."
+  read -r port interface gpus cpus <<<"$here"
+  ranks=${SLURM_NTASKS_PER_NODE:-$((gpus ? gpus : 1))}
+  ranks=${ranks%%(*}
+  per_task=$((cpus / ranks))
+  if ((per_task > ${SLURM_CPUS_PER_TASK:-per_task})); then
+    per_task=$SLURM_CPUS_PER_TASK
+  fi
+  export MASTER_PORT=${MASTER_PORT:-$port} RANKS_PER_NODE=$ranks
+  echo "nodes: ${nodes[*]}, ranks on each: $ranks, in all: $((count * ranks))"
+  echo "meeting point: $head:$MASTER_PORT, interface ${GLOO_SOCKET_IFNAME:-$interface}"
+  echo "each rank: $per_task CPUs, $python, started by ${torchrun:-srun}"
+  local -a command=(--nodes="$count" --kill-on-bad-exit=1 --input=none --quit-on-interrupt)
+  if [[ -n $torchrun ]]; then
+    command+=(--ntasks="$count" --ntasks-per-node=1 --cpus-per-task=$((per_task * ranks > 0 ? per_task * ranks : 1)))
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(threads "$per_task" "$ranks")}
+  else
+    command+=(--ntasks=$((count * ranks)) --ntasks-per-node="$ranks" --cpus-per-task=$((per_task > 0 ? per_task : 1)))
+  fi
+  if ((per_task == 0)); then # fewer CPUs than ranks
+    command+=(--overcommit)
+  fi
+  command+=("$script" "${options[@]}" "$file" "$@")
+  if [[ -n $dry_run ]]; then
+    echo "srun ${command[*]}"
+    return
+  fi
+  supervise srun_alone "${command[@]}"
+}
+
+# Run srun with nothing but the options given: it prefers what salloc left in the environment.
+srun_alone() {
+  env -u SLURM_NTASKS -u SLURM_NPROCS -u SLURM_NTASKS_PER_NODE -u SLURM_CPUS_PER_TASK srun "$@"
+}
+
+# On the first node: print a free port, the interface, and how many GPUs and CPUs the job has there.
+probe() {
+  echo "$(free_port "$1") $(interface_to "$SLURMD_NODENAME") ${SLURM_GPUS_ON_NODE:-0} $SLURM_CPUS_ON_NODE"
+}
+
+while [[ ${1:-} == -* ]]; do
+  case $1 in
+    -h | --help)
+      sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$script"
+      exit
+      ;;
+    --local)
+      [[ ${2:-} =~ ^[1-9][0-9]{0,3}(x[1-9][0-9]{0,3})?$ ]] || fail "--local wants N or NxM, such as 2x4: nodes, and ranks on each."
+      local=$2
+      shift
+      ;;
+    --torchrun) torchrun=torchrun options+=("$1") ;;
+    --monitor) monitor=1 options+=("$1") ;;
+    --dry-run) dry_run=1 ;;
+    --probe)
+      find_python
+      probe "$2"
+      exit
+      ;;
+    *) fail "There is no option $1. See scripts/multinode_setup_and_run.sh --help" ;;
+  esac
+  shift
+done
+[[ $# -gt 0 ]] || fail "Which lesson? For example: scripts/multinode_setup_and_run.sh 9. More: --help"
+find_file "$1"
+shift
+
+if [[ -n $local ]]; then
+  find_python
+  ranks=1
+  if [[ $local == *x* ]]; then
+    ranks=${local#*x}
+  fi
+  start_here "${local%x*}" "$ranks" "$@"
+elif [[ -n ${SLURM_PROCID:-} && -n ${SLURM_STEP_ID:-} && $SLURM_STEP_ID -lt 4294967290 ]]; then
+  find_python # the shell of salloc and a batch script have a step id above that
+  be_a_task "$@"
+elif [[ -n ${SLURM_JOB_ID:-} ]]; then
+  find_python
+  start_step "$@"
+else
+  fail "This is not inside a Slurm allocation. Get one:
+  salloc --nodes 2 --qos interactive --time 00:30:00 --ntasks-per-node=4 --cpus-per-task=32 --constraint gpu --gpus-per-node 4 --account=<acc_name>_g
+or imitate two nodes on this machine:
+  scripts/multinode_setup_and_run.sh --local 2x2 $(basename "$file")"
+fi
