@@ -3,7 +3,7 @@
 Builds on: 8_mnist_ddp_pt_lr.py
 New here:  the launcher's variables instead of launch
 Run:       scripts/multinode_setup_and_run.sh day2/10_mnist_ddp_pt_multinode.py
-Look for:  => gap to the loss curve of one process: 166% unscaled, 71% linear
+Look for:  => gap to the loss curve of one process: 123% unscaled, 37% linear
 Try next:  the same number of ranks on one node: python day1/8_mnist_ddp_pt_lr.py 8
 """
 

@@ -116,7 +116,7 @@ class ChunkStream(IterableDataset):
             [numbers[order] for numbers, order in self.plan(w, workers)] for w in range(workers)
         ]
         # The loader takes from each worker in turn.
-        return torch.cat([x for row in zip_longest(*parts) for x in row if x is not None]).tolist()
+        return torch.cat([x for row in zip_longest(*parts) for x in row if x is not None])
 
 
 class Net(nn.Module):
@@ -211,7 +211,7 @@ def main(device, args):
 
     def from_memory(epoch):
         stream.epoch.fill_(epoch)
-        return batches(*data, stream.order(), args.batch_size, args.max_steps)
+        return batches(*data, stream.order().tolist(), args.batch_size, args.max_steps)
 
     def read(*names, part=slice(None)):
         with h5py.File(args.file) as file:
@@ -221,12 +221,12 @@ def main(device, args):
     loader = None  # ends the workers
     mine = slice(rank, None, world_size)
     accuracy = evaluate(model, *read("test_images", "test_labels", part=mine))
-    visits = torch.tensor(stream.order(), device=device).bincount(minlength=stream.count)
-    dist.all_reduce(visits)
-    proof = f"=> {(visits == 1).sum():,} of {stream.count:,} images once an epoch"
     if rank == 0:
         write_scalars(history)
         print(f"streamed: {accuracy:.2%} of the test images right, {peak_memory()}")
+    visits = stream.order().to(device).bincount(minlength=stream.count)
+    dist.all_reduce(visits)
+    proof = f"=> {(visits == 1).sum():,} of {stream.count:,} images once an epoch"
     if not args.stream_only:
         data = read("images", "labels")
         _, expected = train("from memory", from_memory, stream.steps, device, args)

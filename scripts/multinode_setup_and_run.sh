@@ -205,7 +205,8 @@ start_here() {
   echo "meeting point: 127.0.0.1:$port, interface $GLOO_SOCKET_IFNAME"
   echo "each rank: $OMP_NUM_THREADS threads of $python, on $on"
   if [[ -n $dry_run ]]; then
-    echo "$python -u $file $*"
+    printf '%q ' "$python" -u "$file" "$@"
+    echo
     return
   fi
   export MASTER_ADDR=127.0.0.1 MASTER_PORT=$port RANKS_PER_NODE=$ranks
@@ -278,7 +279,11 @@ start_step() {
   count=${#nodes[@]} head=${nodes[0]}
   # Ask the first node, for only there is it known which port is free.
   first=$((20000 + (SLURM_JOB_ID * 97 + RANDOM) % 10000))
-  here=$(srun_alone --nodes=1 --ntasks=1 --nodelist="$head" --overlap "$script" --probe "$first") ||
+  local -a ask=(--nodes=1 --ntasks=1 --nodelist="$head" --overlap)
+  if [[ ${SLURM_GPUS:-} =~ ([0-9]+)$ ]]; then # of all nodes together
+    ask+=(--gpus=$((BASH_REMATCH[1] / count)))
+  fi
+  here=$(srun_alone "${ask[@]}" "$script" --probe "$first") ||
     fail "The first node, $head, could not be asked for a free port: see above."
   read -r port interface gpus cpus <<<"$here"
   ranks=${SLURM_NTASKS_PER_NODE:-$((gpus ? gpus : 1))}
@@ -303,7 +308,8 @@ start_step() {
   fi
   command+=("$script" "${options[@]}" "$file" "$@")
   if [[ -n $dry_run ]]; then
-    echo "srun ${command[*]}"
+    printf '%q ' srun "${command[@]}"
+    echo
     return
   fi
   supervise srun_alone "${command[@]}"

@@ -5,6 +5,7 @@ well and printed its proof line, 1 if one did not, 2 for a wrong argument, 130 a
 """
 
 import argparse
+import os
 import re
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+LAUNCHER = "scripts/multinode_setup_and_run.sh"
 
 
 def read_course():
@@ -30,7 +32,7 @@ def choose(lessons, wanted):
     for name in wanted:
         if not any(name == x["id"] or x["file"].startswith(f"{name}/") for x in lessons):
             known = ", ".join(x["id"] for x in lessons)
-            raise ValueError(f"There is no lesson {name!r}. There are day1 and {known}.")
+            raise ValueError(f"There is no lesson {name!r}. There are day1, day2 and {known}.")
     return [
         x
         for x in lessons
@@ -38,14 +40,36 @@ def choose(lessons, wanted):
     ]
 
 
+def command_of(lesson):
+    """Return how to start a lesson, as (program, arguments); paths are from the repository's root.
+
+    A lesson for several nodes runs on those of the Slurm allocation that this is in, or else on two
+    imitated ones.
+    """
+    if not lesson.get("nodes"):
+        return "python", [lesson["file"], *lesson["arguments"]]
+    where = [] if "SLURM_JOB_ID" in os.environ else ["--local", "2x2"]
+    return LAUNCHER, [*where, lesson["file"], *lesson["arguments"]]
+
+
+def start(lesson, **options):
+    """Start a lesson from any folder; return the Popen object. The options are Popen's."""
+    program, arguments = command_of(lesson)
+    begin = [sys.executable, "-u"] if program == "python" else [str(ROOT / program)]
+    arguments = [str(ROOT / x) if x == lesson["file"] else x for x in arguments]
+    env = {**os.environ, "PYTHON": sys.executable}  # for the launcher
+    return subprocess.Popen(
+        [*begin, *arguments], stdout=subprocess.PIPE, text=True, env=env, **options
+    )
+
+
 def run(lesson):
     """Run one lesson, its output passed on line by line. Return (proof, seconds, problem).
 
     proof is the lesson's line beginning with "=>" or "", problem a few words or "".
     """
-    command = [sys.executable, "-u", str(ROOT / lesson["file"]), *lesson["arguments"]]
     proof, begin = "", time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = start(lesson)
     # The lesson gets ten times as long as it should need; then it has to end.
     limit = 10 * lesson["seconds"]
     timer = threading.Timer(limit, process.terminate)
@@ -74,7 +98,7 @@ def run(lesson):
 def main():
     """Run the lessons asked for, then print the table."""
     parser = argparse.ArgumentParser(prog="run_course.sh", description=__doc__.splitlines()[0])
-    parser.add_argument("lesson", nargs="*", help="lesson ids, or day1; all if none is given")
+    parser.add_argument("lesson", nargs="*", help="lesson ids, day1 or day2; all if none is given")
     parser.add_argument("--list", action="store_true", help="show the lessons and run nothing")
     args = parser.parse_args()
     try:
@@ -87,7 +111,8 @@ def main():
         return 0
     rows = []
     for number, lesson in enumerate(lessons, 1):
-        shown = " ".join(["python", lesson["file"], *lesson["arguments"]])
+        program, arguments = command_of(lesson)
+        shown = " ".join([program, *arguments])
         print(f"\n[{number}/{len(lessons)}] {lesson['idea']}\n   $ {shown}", flush=True)
         rows.append((lesson["id"], *run(lesson)))
     width = max(len(proof) for _, proof, _, _ in rows)

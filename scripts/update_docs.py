@@ -18,15 +18,14 @@ import argparse
 import difflib
 import platform
 import re
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from run_course import ROOT, read_course
+from run_course import ROOT, command_of, read_course, start
 
-PAGES = ["README.md", "day1/README.md"]
+PAGES = ["README.md", "day1/README.md", "day2/README.md"]
 PART = re.compile(r"(<!-- begin (\w+)([^>]*?) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
 
 
@@ -54,11 +53,15 @@ def diff(old, new):
 
 def record(lesson, folder):
     """Run a lesson as run_course.sh would. Return its Markdown: command and output."""
-    command = [sys.executable, str(ROOT / lesson["file"]), *lesson["arguments"]]
     print(f"recording lesson {lesson['id']}", flush=True)
-    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
-    shown = " ".join(["python", lesson["file"], *lesson["arguments"]])
-    return f"```console\n$ {shown}\n{done.stdout.rstrip()}\n```\n"
+    process = start(lesson, cwd=folder)
+    output, _ = process.communicate()
+    if process.returncode:
+        sys.exit(f"lesson {lesson['id']} failed")
+    program, arguments = command_of(lesson)
+    # What another machine would print too: without where the repository lies here.
+    output = output.rstrip().replace(f"{ROOT}/", "").replace(sys.executable, "python")
+    return f"```console\n$ {' '.join([program, *arguments])}\n{output}\n```\n"
 
 
 def recorded():
@@ -131,7 +134,7 @@ def main():
             outputs = {
                 x["id"]: record(x, folder)
                 if x["id"] in args.record or not args.record
-                else known[x["id"]]
+                else known.get(x["id"], "")
                 for x in lessons
             }
     stale = []

@@ -41,7 +41,7 @@ def test_run_course_refuses_what_it_does_not_know(tmp_path):
     assert (
         done.stderr.strip()
         .splitlines()[-1]
-        .endswith("There is no lesson 'day7'. There are day1 and " + ", ".join(LESSONS) + ".")
+        .endswith("There is no lesson 'day7'. There are day1, day2 and " + ", ".join(LESSONS) + ".")
     )
 
 
