@@ -54,23 +54,27 @@ def write(path, tensors, args):
     images, labels, test_images, test_labels = (tensor.numpy() for tensor in tensors)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     checksum = hashlib.sha256()
-    # Mode x: a second writer fails. Mode w would empty a file that somebody else has open.
-    with h5py.File(temporary, "x") as file:
-        # A chunk is what is read, checked and unpacked at once.
-        options = {"chunks": (args.chunk_size, 28, 28), "fletcher32": True}
-        if args.gzip:
-            options |= {"compression": "gzip", "compression_opts": args.gzip}
-        count = args.copies * len(labels)
-        file.create_dataset("images", (count, 28, 28), "uint8", **options)
-        file.create_dataset("labels", (count,), "int64")
-        for copy in range(args.copies):
-            part = slice(copy * len(labels), (copy + 1) * len(labels))
-            file["images"][part], file["labels"][part] = images, labels
-            checksum.update(images)
-            checksum.update(labels)
-        file["test_images"], file["test_labels"] = test_images, test_labels
-        file.attrs["mean"], file.attrs["std"] = images.mean() / 255, images.std() / 255
-        file.attrs["sha256"] = checksum.hexdigest()
+    try:
+        # Mode x: a second writer fails. Mode w would empty a file that somebody else has open.
+        with h5py.File(temporary, "x") as file:
+            # A chunk is what is read, checked and unpacked at once.
+            options = {"chunks": (args.chunk_size, 28, 28), "fletcher32": True}
+            if args.gzip:
+                options |= {"compression": "gzip", "compression_opts": args.gzip}
+            count = args.copies * len(labels)
+            file.create_dataset("images", (count, 28, 28), "uint8", **options)
+            file.create_dataset("labels", (count,), "int64")
+            for copy in range(args.copies):
+                part = slice(copy * len(labels), (copy + 1) * len(labels))
+                file["images"][part], file["labels"][part] = images, labels
+                checksum.update(images)
+                checksum.update(labels)
+            file["test_images"], file["test_labels"] = test_images, test_labels
+            file.attrs["mean"], file.attrs["std"] = images.mean() / 255, images.std() / 255
+            file.attrs["sha256"] = checksum.hexdigest()
+    except BaseException:  # Ctrl-C too
+        temporary.unlink(missing_ok=True)
+        raise
     os.replace(temporary, path)
     return count, checksum.hexdigest()
 
@@ -84,7 +88,6 @@ def main(args):
         args.file.parent.mkdir(parents=True, exist_ok=True)
         count, checksum = write(args.file, tensors, args)
     except OSError as error:
-        args.file.with_name(f".{args.file.name}.{os.getpid()}").unlink(missing_ok=True)
         sys.exit(f"{args.file} could not be written: {error}")
     print(f"{args.file}: {args.file.stat().st_size / 1e6:,.1f} MB")
     size = f"{count:,} images of 28 x 28 in chunks of {args.chunk_size}"

@@ -75,7 +75,7 @@ def test_lesson_3_gives_lesson_2s_loss_on_every_rank(processes, alone, tmp_path)
     assert proves("3", output)
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("processes", [4, 7])  # 1, 2 and 3: in the chain below
 def test_lesson_4_shares_the_images_and_equals_one_process(processes, tmp_path):
     output = succeed("4", processes, "--epochs", 2, "--max-steps", 20, cwd=tmp_path)
     assert proves("4", output)
@@ -109,6 +109,7 @@ def test_lesson_6_gives_the_losses_of_lessons_2_and_4(processes, alone, tmp_path
     batch = 84 // processes
     manual = succeed("4", processes, *FEW, "--batch-size", batch, cwd=tmp_path)
     output = succeed("6", processes, *FEW, "--batch-size", batch, cwd=tmp_path)
+    assert proves("4", manual)
     assert proves("6", output)
     first = r"epoch 0: loss ([\d.]+)"
     for other in (alone[0], manual):
@@ -158,8 +159,7 @@ def test_lesson_8_scaling_brings_the_loss_curve_closer(tmp_path):
     assert max(ratios[0]) > max(1.5, max(ratios[1]) / 2)
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3])
-@pytest.mark.parametrize("scaling", ["linear", "sqrt"])
+@pytest.mark.parametrize(("processes", "scaling"), [(1, "linear"), (2, "sqrt"), (3, "linear")])
 def test_lesson_8_runs_at_every_size(processes, scaling, tmp_path):
     output = succeed("8", processes, *FEW, "--scaling", scaling, cwd=tmp_path)
     assert proves("8", output)
@@ -254,7 +254,8 @@ def test_lesson_7_sees_that_the_work_is_not_shared(tmp_path):
 
 @pytest.mark.mutation
 def test_lesson_8_sees_that_the_rate_is_not_scaled(tmp_path):
-    output = run_mutant("8", "1 + (factor - 1) * min", "1 + 0 * min", (2, "--epochs", 1), tmp_path)
+    few = (2, "--epochs", 1, "--max-steps", 150)
+    output = run_mutant("8", "1 + (factor - 1) * min", "1 + 0 * min", few, tmp_path)
     unscaled, scaled = gaps(output)
     assert unscaled == scaled
 

@@ -1,0 +1,46 @@
+"""A real Slurm for the tests that need one."""
+
+import os
+import shutil
+import subprocess
+import types
+
+import pytest
+from helpers import ROOT
+
+LOCAL_SLURM = ROOT / "scripts" / "local_slurm.sh"
+
+
+def cannot(reason):
+    """Skip, but not in continuous integration: there everything must be at hand."""
+    (pytest.fail if "CI" in os.environ else pytest.skip)(reason)
+
+
+def bring_up(nodes, folder):
+    """Start a cluster. Return .call(command of local_slurm.sh), .run(command on the login side)."""
+    env = {**os.environ, "LOCAL_SLURM_DIR": str(folder)}
+
+    def call(*command, timeout=120, **options):
+        command = [str(LOCAL_SLURM), *map(str, command)]
+        return subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=timeout, **options
+        )
+
+    done = call("up", nodes, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return types.SimpleNamespace(
+        call=call,
+        run=lambda *command, **options: call("shell", *command, **options),
+        env=env,
+        folder=folder,
+    )
+
+
+@pytest.fixture(scope="session")
+def slurm():
+    """A Slurm cluster of two nodes; .run(command) runs a command on its login side."""
+    if os.geteuid() or shutil.which("slurmctld") is None:
+        cannot("needs root and Slurm: scripts/local_slurm.sh install")
+    cluster = bring_up(2, f"/run/local-slurm-test-{os.getpid()}")
+    yield cluster
+    cluster.call("down")

@@ -1,0 +1,336 @@
+"""Lessons on several nodes: imitated ones, and those of a real Slurm."""
+
+import os
+import re
+import shlex
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from conftest import bring_up, cannot
+from helpers import ROOT, processes_of, proof_of, proves, run_lesson, wait_for
+
+LAUNCHER = ROOT / "scripts" / "multinode_setup_and_run.sh"
+FEW = ("--epochs", 1, "--max-steps", 20)
+# Word for word what day2/README.md tells people to type, the account apart.
+SALLOC = shlex.split(
+    "salloc --nodes 2 --qos interactive --time 00:30:00 --ntasks-per-node=4 --cpus-per-task=32 "
+    "--constraint gpu --gpus-per-node 4 --account=abc_g"
+)
+
+
+def launch(*arguments, cwd, env=None, timeout=200):
+    """Run the launcher outside Slurm; return (exit status, stdout and stderr)."""
+    done = subprocess.run(
+        [LAUNCHER, *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+    )
+    return done.returncode, done.stdout
+
+
+def places(output):
+    """Return lesson 9's rows: [(rank, host, local rank), ...]."""
+    rows = re.findall(r"^rank (\d+) of \d+ on (\S+), local rank (\d+), ", output, re.M)
+    return [(int(rank), host, int(local)) for rank, host, local in rows]
+
+
+def losses_of(output):
+    """Return lesson 8's and 10's mean losses, in the order of the rows."""
+    return [float(loss) for loss in re.findall(r"mean loss ([\d.]+)$", output, re.M)]
+
+
+@pytest.fixture(scope="module")
+def on_one_node(tmp_path_factory):
+    """The losses of lesson 8 with four processes."""
+    status, output = run_lesson("8", 4, *FEW, cwd=tmp_path_factory.mktemp("one"))
+    assert status == 0, output
+    return losses_of(output)
+
+
+# Imitated nodes.
+
+
+@pytest.mark.parametrize(("nodes", "how"), [("2x2", ()), ("1x2", ()), ("3", ["--torchrun"])])
+def test_lesson_9_on_imitated_nodes(nodes, how, tmp_path):
+    status, output = launch("--local", nodes, *how, 9, cwd=tmp_path)
+    assert status == 0, output
+    count, each = (int(x) for x in f"{nodes}x1".split("x")[:2])
+    assert [(rank, local) for rank, _, local in places(output)] == [
+        (rank, rank % each) for rank in range(count * each)
+    ]
+    assert f"=> {count} nodes, {count * each} ranks: every rank holds" in output
+    assert ("within a node, " in output) == (each > 1)
+    assert ("between nodes, " in output) == (count > 1)
+
+
+def test_lesson_10_on_imitated_nodes_has_the_losses_of_one_node(on_one_node, tmp_path):
+    status, output = launch("--local", "2x2", 10, *FEW, cwd=tmp_path)
+    assert status == 0, output
+    assert proves("10", output)
+    assert losses_of(output) == pytest.approx(on_one_node, abs=2e-4)
+    assert (tmp_path / "runs" / "10_mnist_ddp_pt_multinode" / "loss.png").exists()
+
+
+def test_launcher_monitors_each_node(tmp_path):
+    status, output = launch("--local", "2x1", "--monitor", 9, cwd=tmp_path)
+    assert status == 0, output
+    files = sorted((tmp_path / "runs" / "monitor").iterdir())
+    assert len(files) == 2
+    for file in files:
+        header, *rows = file.read_text().splitlines()
+        assert header == "time,cpu_percent,gpu_percent"
+        assert rows
+        assert all(re.fullmatch(r"\d\d:\d\d:\d\d,\d+,.*", row) for row in rows)
+
+
+def test_launcher_outside_an_allocation_says_how_to_get_one(tmp_path):
+    env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    done = subprocess.run(
+        [LAUNCHER, "9"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=10
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "salloc --nodes 2 " in done.stderr
+    assert "scripts/multinode_setup_and_run.sh --local 2x2 9" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "Which lesson?"),
+        (("--local", "2x", "9"), "--local wants N or NxM"),
+        (("--local", "0", "9"), "--local wants N or NxM"),
+        (("--locale", "9"), "There is no option --locale"),
+        (("--local", "1", "99"), "There is no lesson and no file '99'"),
+        (("--local", "1", "nothing.py"), "There is no lesson and no file 'nothing.py'"),
+    ],
+)
+def test_launcher_refuses_with_a_sentence(arguments, sentence, tmp_path):
+    status, output = launch(*arguments, cwd=tmp_path)
+    assert status == 1
+    assert len(output.splitlines()) == 1
+    assert output.startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    "name", ["9", "9_torch_dist_multi_node.py", "day2/9_torch_dist_multi_node"]
+)
+def test_launcher_finds_a_lesson_by_number_name_or_path(name, tmp_path):
+    path = ROOT / f"{name}.py" if name.startswith("day2/") else name
+    status, output = launch("--local", "2", "--dry-run", path, "a b", cwd=tmp_path)
+    assert status == 0
+    assert output.splitlines()[-1].endswith(r"day2/9_torch_dist_multi_node.py a\ b ")
+
+
+@pytest.mark.parametrize("how", ["raise", "exit"])
+def test_a_failing_rank_ends_the_others_and_is_named(how, tmp_path):
+    file = write_crash(tmp_path)
+    env = {"FAILING_RANK": "2", "HOW": how}
+    begin = time.monotonic()
+    status, output = launch("--local", "2x2", file, cwd=tmp_path, env=env)
+    assert time.monotonic() - begin < 60
+    ended = {"raise": "exit status 1", "exit": "exit status 3"}[how]
+    assert status
+    assert (
+        output.splitlines()[-1]
+        == f"The first to fail: rank 2 on imitated node 1 ended with {ended}."
+    )
+    assert ("ValueError: ouch" in output) == (how == "raise")
+
+
+def write_crash(folder):
+    """Write a script in which one rank fails while the others go on."""
+    file = folder / "crash.py"
+    file.write_text(
+        "import os, sys, time, torch\n"
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "value = torch.ones(3)\n"
+        "for step in range(600):\n"
+        "    dist.all_reduce(value)\n"
+        "    time.sleep(0.1)\n"
+        "    if step == 3 and os.environ['RANK'] == os.environ['FAILING_RANK']:\n"
+        "        if os.environ['HOW'] == 'kill':\n"
+        "            os.kill(os.getpid(), 9)\n"
+        "        if os.environ['HOW'] == 'exit':\n"
+        "            os._exit(3)\n"
+        "        raise ValueError('ouch')\n"
+    )
+    return file
+
+
+def test_ctrl_c_ends_imitated_nodes(tmp_path):
+    command = [LAUNCHER, "--local", "2x1", "10", "--epochs", "1000"]
+    job = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    while not job.stdout.readline().startswith("ranks: 2"):
+        assert job.poll() is None
+    os.killpg(job.pid, 2)
+    try:
+        assert wait_for(lambda: job.poll() is not None and not processes_of(job.pid), 5)
+    finally:
+        for pid in processes_of(job.pid):
+            os.kill(pid, 9)
+        job.communicate()
+    assert job.returncode
+
+
+# A real Slurm.
+
+
+def test_the_salloc_line_and_lesson_9(slurm, tmp_path):
+    done = slurm.run(*SALLOC, LAUNCHER, "9", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert places(done.stdout) == [(r, f"node{r // 4 + 1}", r % 4) for r in range(8)]
+    assert proof_of(done.stdout).startswith("=> 2 nodes, 8 ranks: every rank holds the sum")
+    first, second, third = done.stdout.splitlines()[:3]
+    assert first == "nodes: node1 node2, ranks on each: 4, in all: 8"
+    assert re.fullmatch(r"meeting point: node1:\d+, interface eth0", second)
+    assert third.startswith("each rank: 32 CPUs, ")
+
+
+def test_lesson_10_on_two_nodes_has_the_losses_of_one(slurm, on_one_node, tmp_path):
+    done = slurm.run(
+        "salloc", "--nodes", 2, "--ntasks-per-node", 2, LAUNCHER, "10", *FEW, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert proves("10", done.stdout)
+    assert losses_of(done.stdout) == pytest.approx(on_one_node, abs=2e-4)
+
+
+def test_torchrun_on_two_nodes(slurm, on_one_node, tmp_path):
+    command = ("salloc", "--nodes", 2, "--ntasks-per-node", 2, LAUNCHER, "--torchrun")
+    done = slurm.run(*command, "10", *FEW, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert losses_of(done.stdout) == pytest.approx(on_one_node, abs=2e-4)
+
+
+def test_srun_itself_may_call_the_launcher_and_a_slow_link_shows(slurm, tmp_path):
+    """Lesson 9 sees the speed of the link between the nodes."""
+    assert slurm.call("link", "400mbit").returncode == 0
+    try:
+        done = slurm.run("srun", "--nodes", 2, "--ntasks-per-node", 2, LAUNCHER, "9", cwd=tmp_path)
+    finally:
+        assert slurm.call("link", "off").returncode == 0
+    assert done.returncode == 0, done.stderr
+    assert [host for _, host, _ in places(done.stdout)] == ["node1", "node1", "node2", "node2"]
+    within, between = (
+        float(
+            re.search(rf"{where}, 2 ranks, 64 MB: .*?([\d,.]+) MB/s", done.stdout)[1].replace(
+                ",", ""
+            )
+        )
+        for where in ("within a node", "between nodes")
+    )
+    assert 10 < between < 50  # 400 Mbit/s are 50 MB/s
+    assert within > 2 * between
+
+
+def test_lesson_11_by_sbatch_writes_to_logs(slurm, tmp_path):
+    folder = tmp_path / "with space"
+    folder.mkdir()
+    file = folder / "mnist.h5"
+    assert run_lesson("create_mnist_h5", "--file", file, cwd=folder)[0] == 0
+    script = ROOT / "scripts" / "sbatch_run.sh"
+    done = slurm.run("sbatch", "--wait", "-N", 2, script, "11", *FEW, "--file", file, cwd=folder)
+    (log,) = (folder / "logs").iterdir()
+    output = log.read_text()
+    assert done.returncode == 0, output
+    assert output.startswith("nodes: node1 node2, ranks on each: 1, in all: 2")
+    assert proves("11", output)
+
+
+def test_three_nodes(tmp_path):
+    if os.geteuid():
+        cannot("needs root")
+    cluster = bring_up(3, f"/run/local-slurm-three-{os.getpid()}")
+    try:
+        done = cluster.run("salloc", "--nodes", 3, LAUNCHER, "9", cwd=tmp_path)
+    finally:
+        cluster.call("down")
+    assert done.returncode == 0, done.stderr
+    assert [host for _, host, _ in places(done.stdout)] == ["node1", "node2", "node3"]
+
+
+def test_two_jobs_at_the_same_time_do_not_meet(slurm, tmp_path):
+    results = []
+    jobs = [
+        threading.Thread(
+            target=lambda: results.append(
+                slurm.run("salloc", "--nodes", 2, "--mem", "1G", LAUNCHER, "9", cwd=tmp_path)
+            )
+        )
+        for _ in range(2)
+    ]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+    for done in results:
+        assert done.returncode == 0, done.stderr
+        assert "=> 2 nodes, 2 ranks: every rank holds the sum 0+1 = 1" in done.stdout
+    assert len({re.search(r"node1:(\d+)", done.stdout)[1] for done in results}) == 2
+
+
+def test_a_killed_rank_on_a_node_is_named_and_ends_the_job(slurm, tmp_path):
+    file = write_crash(tmp_path)
+    env = ("env", "FAILING_RANK=3", "HOW=kill")
+    begin = time.monotonic()
+    command = ("salloc", "--nodes", 2, "--ntasks-per-node", 2)
+    done = slurm.run(*env, *command, LAUNCHER, file, cwd=tmp_path)
+    assert time.monotonic() - begin < 60
+    assert done.returncode
+    assert "The first to fail: rank 3 on node2 ended with signal KILL." in done.stderr
+    assert wait_for(lambda: "crash.py" not in all_commands(), 5)
+
+
+def all_commands():
+    return subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "ranks"),
+    [
+        (("--nodes", 2, "--gpus-per-node", 4, "--cpus-per-task", 8), 8),
+        (("--nodes", 2, "--gpus", 4), 4),
+        (("--nodes", 2), 2),
+        (("--nodes", 1, "--ntasks-per-node", 3), 3),
+        (("--nodes", 1, "--ntasks-per-node", 4, "--gpus-per-task", 1), 4),
+    ],
+)
+def test_launcher_starts_as_many_ranks_as_the_allocation_has_gpus_or_tasks(
+    options, ranks, slurm, tmp_path
+):
+    done = slurm.run("salloc", *options, LAUNCHER, "--dry-run", "9", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"in all: {ranks}\n" in done.stdout
+    assert f"--ntasks={ranks} " in done.stdout
+
+
+def test_a_cluster_leaves_nothing_behind(tmp_path):
+    if os.geteuid():
+        cannot("needs root")
+
+    def traces():
+        mounts = Path("/proc/self/mounts").read_text()
+        links = subprocess.run(["ip", "link"], capture_output=True, text=True).stdout
+        return folder in all_commands(), folder in mounts, links, os.path.exists(folder)
+
+    folder = f"/run/local-slurm-short-{os.getpid()}"
+    before = traces()
+    cluster = bring_up(2, folder)
+    assert "node2" in cluster.run("srun", "--nodes", 2, "hostname", cwd=tmp_path).stdout
+    assert cluster.call("up").returncode == 1  # there is one already
+    assert cluster.call("down").returncode == 0
+    assert traces() == before
+    assert cluster.call("status").returncode == 1
+    assert cluster.call("down").returncode == 0  # nothing to do is no fault
