@@ -1,0 +1,350 @@
+#!/usr/bin/env bash
+# A real Slurm cluster of several nodes on this one machine, to learn and to test with.
+#
+# Usage: scripts/local_slurm.sh COMMAND
+#   install                install Slurm from the packages of Debian or Ubuntu (as root)
+#   up [N]                 start a cluster of N nodes (2)
+#   shell [COMMAND...]     a shell, or COMMAND, on the login side of the cluster
+#   status                 the nodes and the link between them; fails if no cluster is up
+#   link RATE [DELAY]      slow the network down: link 1gbit, link 100mbit 0.2ms
+#   link off               full speed again
+#   down                   stop everything and leave nothing behind
+#
+# As root, each node is a set of Linux namespaces: its own host name, network card, processes
+# and /dev/shm; all nodes share the files of this machine, as on a cluster, and reach each
+# other by name, but nothing outside. Otherwise the nodes are daemons on 127.0.0.1 that share
+# its host name. Either way each node claims 128 cores and 4 GPUs, which need not exist: Slurm
+# counts them and sets CUDA_VISIBLE_DEVICES.
+# Any account and QOS is accepted. No Slurm set-up of the machine is read or changed.
+#
+# Environment:
+#   LOCAL_SLURM_DIR        where the cluster lives (/run/local-slurm, or a folder in $TMPDIR if
+#                          not root); clusters in different folders run side by side
+#   LOCAL_SLURM_MODE       loopback: do without namespaces although they would work
+#
+# To lose a node: kill -9 "$(cat /run/local-slurm/node2.pid)". All that runs on it dies with it;
+# without namespaces only its daemon does. The logs are in the same folder.
+set -euo pipefail
+
+self=$(readlink -f "${BASH_SOURCE[0]}")
+subnet=10.77.0 # node I is $subnet.I; seen only inside the cluster
+ready_within=15
+namespaces=(unshare --net --uts --ipc --mount --propagation slave --pid --fork --kill-child)
+[[ ${1:-} == shell ]] || PATH+=:/usr/sbin:/sbin # where the daemons and tc are
+
+die() {
+  echo "local_slurm.sh: $*" >&2
+  exit 1
+}
+
+if ((EUID == 0)); then
+  state=/run/local-slurm
+else
+  state=${TMPDIR:-/tmp}/local-slurm-$EUID
+fi
+state=$(realpath -m -- "${LOCAL_SLURM_DIR:-$state}")
+# Slurm reads no blanks in its settings, and the path of a Unix socket has room for 107 bytes.
+[[ $state =~ ^/[A-Za-z0-9._/+-]{1,79}$ ]] ||
+  die "The folder of the cluster is a path of at most 80 letters, digits and ._/+-, not: $state"
+[[ $state != /dev/shm* ]] || die "The cluster cannot live in /dev/shm: each node has its own."
+mark=LOCAL_SLURM_CLUSTER=$state # in the environment of every process of this cluster
+
+install_packages() {
+  local packages=(slurm-wlm munge iproute2 util-linux hostname) policy=/usr/sbin/policy-rc.d
+  local daemon output new=()
+  for daemon in munged slurmctld slurmd; do
+    command -v "$daemon" >/dev/null || new+=("${daemon/munged/munge}")
+  done
+  if ((${#new[@]} == 0)); then
+    echo "Slurm is already installed: $(slurmd -V)"
+    return
+  fi
+  ((EUID == 0)) || die "Only root can install packages: run this as root."
+  command -v apt-get >/dev/null || die "This needs apt-get, so Debian or Ubuntu."
+  echo "Installing with apt-get: ${packages[*]}"
+  echo "No service is started, and none will start when the machine does."
+  if [[ ! -e $policy ]]; then # the way to tell Debian's packages to start nothing
+    trap 'rm -f /usr/sbin/policy-rc.d' EXIT
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod 755 "$policy"
+  fi
+  export DEBIAN_FRONTEND=noninteractive
+  output=$(apt-get update 2>&1) || die "apt-get update failed:" "$output"
+  output=$(apt-get install --yes --no-install-recommends "${packages[@]}" </dev/null 2>&1) ||
+    die "apt-get install failed:" "$output"
+  [[ ! -d /run/systemd/system ]] || systemctl --quiet disable "${new[@]}"
+  echo "Installed: $(slurmd -V)"
+}
+
+# The ids of the processes of this cluster: those with the mark, and the daemons of job steps,
+# which overwrite their environment, but have the log of their node open for writing.
+processes() {
+  {
+    grep -lszxF -- "$mark" /proc/[0-9]*/environ || true
+    find /proc/[0-9]*/fd -perm -200 -lname "$state/node*.log" 2>/dev/null || true
+  } | cut -d/ -f3 | sort -u
+}
+
+is_up() {
+  local pid
+  pid=$(cat "$state/login.pid" 2>/dev/null) && grep -qszxF -- "$mark" "/proc/$pid/environ"
+}
+
+need_cluster() {
+  is_up || die "No cluster is up in $state: start one with scripts/local_slurm.sh up"
+  mode=$(<"$state/local_slurm.mode")
+  enter=(env) # how to run a command on the login side
+  if [[ $mode == full ]]; then
+    enter=(nsenter --target "$(<"$state/login.pid")" --net --uts --mount env)
+  fi
+  enter+=("--chdir=$PWD" "SLURM_CONF=$state/slurm.conf" "$mark")
+}
+
+stop() {
+  local pids
+  for _ in {1..100}; do
+    mapfile -t pids < <(processes)
+    ((${#pids[@]})) || break
+    kill -9 "${pids[@]}" 2>/dev/null || true
+    sleep 0.1
+  done
+  ((${#pids[@]} == 0)) || die "These processes of the cluster do not end: ${pids[*]}"
+  [[ ! -e $state/local_slurm.mode ]] || rm -rf "$state"
+}
+
+# Sets mode, and says why where it is not the full one.
+choose_mode() {
+  local why='' test='ip link add bridge type bridge && ip link add eth0 type veth peer name node1'
+  if [[ ${LOCAL_SLURM_MODE:-} == loopback ]]; then
+    why='LOCAL_SLURM_MODE says so'
+  elif ((EUID != 0)); then
+    why='only root can make network namespaces'
+  elif ! "${namespaces[@]}" --mount-proc sh -c "$test" 2>/dev/null; then
+    why='this system does not let us make network namespaces'
+  fi
+  mode=${why:+loopback}
+  mode=${mode:-full}
+  [[ -z $why ]] || echo "The nodes are daemons on 127.0.0.1, with no network of their own: $why."
+}
+
+# The first of $1 ports in a row that nobody uses.
+free_ports() {
+  local first used
+  used=$(ss -Htan | awk '{ sub(/.*:/, "", $4); print $4 }')
+  while true; do
+    first=$((10000 + RANDOM % 20000))
+    [[ -n $(comm -12 <(seq "$first" $((first + $1 - 1)) | sort) <(sort <<<"$used")) ]] || break
+  done
+  echo "$first"
+}
+
+write_config() {
+  local i port=6817 login=login cgroup=disabled
+  if [[ $mode == loopback ]]; then
+    login=$(hostname)
+    login="${login%%.*}(127.0.0.1)"
+    port=$(free_ports $((nodes + 1)))
+  fi
+  (umask 077 && head -c 1024 /dev/urandom >"$state/munge.key")
+  # Slurm numbers the GPUs by the names of device files: these are /dev/null.
+  for i in {0..3}; do ln -s /dev/null "$state/gpu$i"; done
+  echo "Name=gpu File=$state/gpu[0-3]" >"$state/gres.conf"
+  # slurmd starts without control groups, also where it may not make any (23.02 can say so).
+  [[ ! $(slurmd -V) =~ \ 2[0-2]\. ]] || cgroup=cgroup/v1
+  echo "CgroupPlugin=$cgroup" >"$state/cgroup.conf"
+  {
+    echo "127.0.0.1 localhost"
+    echo "::1 localhost ip6-localhost ip6-loopback"
+    # The mapped addresses are for PyTorch, which looks up the name of every peer that way.
+    printf "%s$subnet.254 login\n" "" ::ffff:
+    for ((i = 1; i <= nodes; i++)); do printf "%s$subnet.$i node$i\n" "" ::ffff:; done
+  } >"$state/hosts"
+  cat >"$state/slurm.conf" <<END
+ClusterName=local
+SlurmctldHost=$login
+SlurmctldPort=$port
+SlurmUser=$(id -un)
+SlurmdUser=$(id -un)
+AuthType=auth/munge
+AuthInfo=socket=$state/munge.socket
+StateSaveLocation=$state/slurmctld
+SlurmctldPidFile=$state/slurmctld/pid
+SlurmctldLogFile=$state/slurmctld.log
+SlurmdSpoolDir=$state/%n
+SlurmdPidFile=$state/%n/pid
+SlurmdLogFile=$state/%n.log
+MailProg=/bin/true
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0
+ReturnToService=2
+SlurmdTimeout=10
+KillWait=5
+GresTypes=gpu
+EnforcePartLimits=ALL
+NodeName=DEFAULT CPUs=128 RealMemory=256000 Gres=gpu:4 Feature=gpu
+PartitionName=main Nodes=ALL Default=YES MaxTime=24:00:00 State=UP
+END
+  if [[ $mode == loopback ]]; then # mark also the tasks of srun --export=NONE
+    echo "TaskProlog=$state/task_prolog" >>"$state/slurm.conf"
+    printf '#!/bin/sh\necho export "%s"\n' "$mark" >"$state/task_prolog"
+    chmod 755 "$state/task_prolog"
+  fi
+  for ((i = 1; i <= nodes; i++)); do
+    mkdir "$state/node$i"
+    if [[ $mode == full ]]; then
+      echo "NodeName=node$i NodeAddr=$subnet.$i"
+    else
+      echo "NodeName=node$i NodeHostname=${login%(*} NodeAddr=127.0.0.1 Port=$((port + i))"
+    fi
+  done >>"$state/slurm.conf"
+}
+
+# The first process of the cluster: starts all others, and in full mode they die with it.
+run_login() {
+  local i start
+  if [[ $mode == full ]]; then
+    hostname login
+    mount --bind "$state/hosts" /etc/hosts
+    touch "$state/login.net"
+    mount --bind /proc/self/ns/net "$state/login.net"
+    ip link set lo up
+    ip link add bridge type bridge
+    ip address add "$subnet.254/24" dev bridge
+    ip link set bridge up
+  fi
+  munged --force --socket="$state/munge.socket" --key-file="$state/munge.key" \
+    --pid-file="$state/munge.pid" --log-file="$state/munge.log" --seed-file="$state/munge.seed"
+  slurmctld -D -c &
+  for ((i = 1; i <= nodes; i++)); do
+    start=(slurmd -D -N "node$i")
+    if [[ $mode == full ]]; then
+      start=("${namespaces[@]}" --mount-proc bash "$self" _node "$i")
+    fi
+    ( # the process id that the machine knows it by, not the one in this namespace
+      read -r pid _ </proc/self/stat
+      echo "$pid" >"$state/node$i.pid"
+      exec "${start[@]}"
+    ) &
+  done
+  wait
+}
+
+# The first process of node $1.
+run_node() {
+  hostname "node$1"
+  mount -t tmpfs -o size=25%,mode=1777 tmpfs /dev/shm
+  ip link set lo up
+  ip link add eth0 type veth peer name "node$1" netns "$state/login.net"
+  nsenter --net="$state/login.net" ip link set "node$1" master bridge up
+  ip address add "$subnet.$1/24" dev eth0
+  ip link set eth0 up
+  slurmd -D -N "node$1" &
+  wait
+}
+
+up() {
+  local start=() program
+  nodes=${1:-2}
+  [[ $nodes =~ ^([1-9]|[12][0-9]|3[0-2])$ ]] || die "The number of nodes is 1 to 32, not: $nodes"
+  for program in slurmctld slurmd sinfo munged; do
+    command -v $program >/dev/null ||
+      die "Slurm is not installed: run scripts/local_slurm.sh install (as root)"
+  done
+  [[ -z $(processes) ]] ||
+    die "A cluster is already up in $state: stop it first with scripts/local_slurm.sh down"
+  stop # what a crash has left
+  umask 022
+  mkdir -p "$state"
+  [[ -O $state && -z $(ls -A "$state") ]] ||
+    die "$state holds other files or belongs to someone else: set LOCAL_SLURM_DIR."
+  choose_mode
+  trap 'tail -n 5 "$state/log" >&2 || true; stop; die "The cluster did not start."' EXIT
+  trap 'trap - EXIT; stop; exit 1' INT TERM HUP
+  echo "$mode" >"$state/local_slurm.mode"
+  mkdir "$state/slurmctld"
+  echo "Link between the nodes: full speed" >"$state/link"
+  write_config
+
+  [[ $mode != full ]] || start=("${namespaces[@]}")
+  env "$mark" SLURM_CONF="$state/slurm.conf" setsid "${start[@]}" \
+    bash "$self" _login "$nodes" "$mode" </dev/null >"$state/log" 2>&1 &
+  echo $! >"$state/login.pid"
+  disown
+  SECONDS=0
+  until sleep 0.2 && is_up && need_cluster &&
+    [[ $("${enter[@]}" timeout 1 sinfo -ho '%D %T' 2>/dev/null) == "$nodes idle" ]]; do
+    ((SECONDS < ready_within)) && kill -0 $! 2>/dev/null || exit 1
+  done
+  trap - EXIT INT TERM HUP
+  cat <<END
+A Slurm cluster is up: $nodes nodes, each with 128 cores and 4 GPUs as far as Slurm knows.
+  scripts/local_slurm.sh shell    opens a shell on it; there, for example:
+    salloc --nodes $nodes --ntasks-per-node=4 --cpus-per-task=32 --constraint gpu --gpus-per-node 4
+    srun hostname
+  scripts/local_slurm.sh down     stops it
+END
+}
+
+status() {
+  need_cluster
+  "${enter[@]}" timeout 10 sinfo || die "The cluster in $state does not answer."
+  cat "$state/link"
+}
+
+link() {
+  local rate=${1:-} delay=${2:-} note='' burst=128k i pid port card tbf netem
+  (($# <= 2)) || die "link takes RATE and DELAY."
+  [[ $rate == off || $rate =~ ^[1-9][0-9]*(\.[0-9]+)?[kmg]bit$ ]] ||
+    die "RATE is a number with kbit, mbit or gbit, such as 100mbit, or off."
+  [[ -z $delay || $rate != off && $delay =~ ^[0-9]+(\.[0-9]+)?(us|ms|s)$ ]] ||
+    die "DELAY is a number with us, ms or s, such as 0.2ms."
+  need_cluster
+  [[ $mode == full ]] || die "The nodes share 127.0.0.1: link needs root and namespaces."
+  [[ $rate != *gbit ]] || burst=1m
+  tbf=(tbf rate "$rate" burst "$burst" latency 50ms)
+  netem=(netem delay "$delay" rate "$rate" limit 10000)
+  for i in "$state"/node*.pid; do
+    pid=$(<"$i")
+    [[ -d /proc/$pid ]] || continue # a lost node
+    i=$(basename "$i" .pid)
+    port=("${enter[@]}" tc qdisc)                 # what goes to the node,
+    card=(nsenter --target "$pid" --net tc qdisc) # and what comes from it
+    "${port[@]}" delete dev "$i" root 2>/dev/null || true
+    "${card[@]}" delete dev eth0 root 2>/dev/null || true
+    [[ $rate != off ]] || continue
+    "${card[@]}" add dev eth0 root "${tbf[@]}"
+    if [[ -n $delay ]] && ! "${port[@]}" add dev "$i" root "${netem[@]}" 2>/dev/null; then
+      delay=''
+      note=' (this kernel has no netem, so the delay could not be set)'
+    fi
+    [[ -n $delay ]] || "${port[@]}" add dev "$i" root "${tbf[@]}"
+  done
+  [[ $rate != off ]] || rate='full speed'
+  echo "Link between the nodes: $rate${delay:+, delay $delay}$note" | tee "$state/link"
+}
+
+case ${1:-} in
+  -h | --help) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$self" ;;
+  install) install_packages ;;
+  up) up "${@:2}" ;;
+  shell)
+    need_cluster
+    shift
+    (($#)) || set -- "${SHELL:-/bin/bash}"
+    exec "${enter[@]}" "$@"
+    ;;
+  status) status ;;
+  link) link "${@:2}" ;;
+  down)
+    [[ ${LOCAL_SLURM_CLUSTER:-} != "$state" ]] || die "Leave the shell of the cluster first."
+    stop
+    ;;
+  _login) nodes=$2 mode=$3 && run_login ;;
+  _node) run_node "$2" ;;
+  *) die "What to do? See scripts/local_slurm.sh --help" ;;
+esac
