@@ -66,9 +66,22 @@ for port in range(int(sys.argv[1]), 65536):
 PY
 }
 
+# Print how the others reach Slurm's node $1: by its name, or by the address that Slurm knows.
+address_of() {
+  if getent hosts "$1" >/dev/null; then
+    echo "$1"
+  else
+    scontrol show node "$1" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p'
+  fi
+}
+
 # Print the interface through which this machine reaches host $1: a fast network if it has one.
 interface_to() {
   local address name
+  if [[ $1 == 127.* ]]; then # all nodes are on this machine
+    echo lo
+    return
+  fi
   for name in hsn0 ib0; do
     if [[ -n $(ip -4 -o address show dev "$name" up 2>/dev/null) ]]; then
       echo "$name"
@@ -253,7 +266,7 @@ run_all_here() {
 be_a_task() {
   export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_STEP_NUM_TASKS
   LOCAL_WORLD_SIZE=$(entry "$SLURM_STEP_TASKS_PER_NODE" "$SLURM_NODEID")
-  MASTER_ADDR=$(scontrol show hostnames "$SLURM_STEP_NODELIST" | head -n 1)
+  MASTER_ADDR=$(address_of "$(scontrol show hostnames "$SLURM_STEP_NODELIST" | head -n 1)")
   export LOCAL_WORLD_SIZE MASTER_ADDR RANKS_PER_NODE=${RANKS_PER_NODE:-${SLURM_GPUS_ON_NODE:-1}}
   if [[ -n $torchrun && $LOCAL_WORLD_SIZE != 1 ]]; then
     fail "With --torchrun a step has one task a node, which starts the ranks: srun --ntasks-per-node=1"
@@ -269,12 +282,12 @@ be_a_task() {
     export OMP_NUM_THREADS
   fi
   use_interface "$(interface_to "$MASTER_ADDR")"
-  run_rank "$SLURMD_NODENAME" "$SLURMD_NODENAME" "$@"
+  run_rank "$SLURMD_NODENAME" "$(address_of "$SLURMD_NODENAME")" "$@"
 }
 
 # Inside an allocation: choose, say what was chosen, start the step.
 start_step() {
-  local nodes count head gpus cpus port interface ranks here first per_task
+  local nodes count head gpus cpus port address interface ranks here first per_task
   mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
   count=${#nodes[@]} head=${nodes[0]}
   # Ask the first node, for only there is it known which port is free.
@@ -285,7 +298,7 @@ start_step() {
   fi
   here=$(srun_alone "${ask[@]}" "$script" --probe "$first") ||
     fail "The first node, $head, could not be asked for a free port: see above."
-  read -r port interface gpus cpus <<<"$here"
+  read -r port address interface gpus cpus <<<"$here"
   ranks=${SLURM_NTASKS_PER_NODE:-$((gpus ? gpus : 1))}
   ranks=${ranks%%(*}
   per_task=$((cpus / ranks))
@@ -294,7 +307,7 @@ start_step() {
   fi
   export MASTER_PORT=${MASTER_PORT:-$port} RANKS_PER_NODE=$ranks
   echo "nodes: ${nodes[*]}, ranks on each: $ranks, in all: $((count * ranks))"
-  echo "meeting point: $head:$MASTER_PORT, interface ${GLOO_SOCKET_IFNAME:-$interface}"
+  echo "meeting point: $address:$MASTER_PORT, interface ${GLOO_SOCKET_IFNAME:-$interface}"
   echo "each rank: $per_task CPUs, $python, started by ${torchrun:-srun}"
   local -a command=(--nodes="$count" --kill-on-bad-exit=1 --input=none --quit-on-interrupt)
   if [[ -n $torchrun ]]; then
@@ -320,9 +333,11 @@ srun_alone() {
   env -u SLURM_NTASKS -u SLURM_NPROCS -u SLURM_NTASKS_PER_NODE -u SLURM_CPUS_PER_TASK srun "$@"
 }
 
-# On the first node: print a free port, the interface, and how many GPUs and CPUs the job has there.
+# On the first node: print a free port, its address, the interface, and how many GPUs and CPUs the job has there.
 probe() {
-  echo "$(free_port "$1") $(interface_to "$SLURMD_NODENAME") ${SLURM_GPUS_ON_NODE:-0} $SLURM_CPUS_ON_NODE"
+  local address
+  address=$(address_of "$SLURMD_NODENAME")
+  echo "$(free_port "$1") $address $(interface_to "$address") ${SLURM_GPUS_ON_NODE:-0} $SLURM_CPUS_ON_NODE"
 }
 
 while [[ ${1:-} == -* ]]; do
