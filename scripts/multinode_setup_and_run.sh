@@ -48,7 +48,7 @@ find_python() {
       return
     fi
   done
-  fail "No Python with torch here. Load a module or activate an environment, or make one: scripts/run_course.sh 0"
+  fail "No Python with torch on $(hostname). Load a module or activate an environment, or make one: scripts/run_course.sh 0"
 }
 
 # Print a port that is free on this machine, at or after $1.
@@ -364,7 +364,8 @@ while [[ ${1:-} == -* ]]; do
   shift
 done
 [[ $# -gt 0 ]] || fail "Which lesson? For example: scripts/multinode_setup_and_run.sh 9. More: --help"
-find_file "$1"
+wanted=$1
+find_file "$wanted"
 shift
 
 if [[ -n $local ]]; then
@@ -384,5 +385,5 @@ else
   fail "This is not inside a Slurm allocation. Get one:
   salloc --nodes 2 --qos interactive --time 00:30:00 --ntasks-per-node=4 --cpus-per-task=32 --constraint gpu --gpus-per-node 4 --account=<acc_name>_g
 or imitate two nodes on this machine:
-  scripts/multinode_setup_and_run.sh --local 2x2 $(basename "$file")"
+  scripts/multinode_setup_and_run.sh --local 2x2 $wanted"
 fi

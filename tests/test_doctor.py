@@ -1,0 +1,335 @@
+"""scripts/doctor.sh: says that all is well where it is, and names each fault that is planted."""
+
+import contextlib
+import importlib.util
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import pytest
+from conftest import bring_up, cannot
+from helpers import ROOT, processes_of, wait_for
+
+DOCTOR = ROOT / "scripts" / "doctor.sh"
+LOCAL_SLURM = ROOT / "scripts" / "local_slurm.sh"
+SALLOC = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=32"]
+SALLOC += ["--gpus-per-node=4", "--time=5"]
+PORT = 29555  # where a test has to know it; the nodes of its cluster have all ports to themselves
+
+spec = importlib.util.spec_from_file_location("doctor", ROOT / "scripts" / "doctor.py")
+doctor = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(doctor)
+
+
+def run(*command, cwd, env=None, timeout=60):
+    """Run a command to its end; return (exit status, output). It leaves no process, no file."""
+    before = sorted(cwd.rglob("*"))
+    process = subprocess.Popen(
+        [*map(str, command)],
+        cwd=cwd,
+        env={**os.environ, "PYTHON": sys.executable, **(env or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    finally:
+        for pid in processes_of(process.pid) if process.poll() is None else []:
+            os.kill(pid, 9)
+    assert wait_for(lambda: not processes_of(process.pid), 5), "processes are left behind"
+    assert sorted(cwd.rglob("*")) == before
+    return process.returncode, output
+
+
+def failures(output):
+    """Return {name of a check: what it says} of the lines that begin with FAIL."""
+    return dict(re.findall(r"^FAIL (.*?): (.*)$", output, re.M))
+
+
+def is_well(status, output, ranks):
+    """Return whether every check is ok, with one line each."""
+    names = re.findall(r"^ok   (.*?): ", output, re.M)
+    return (
+        status == 0
+        and names == ["meeting point", *doctor.CHECKS, "all_reduce"]
+        and output.endswith(f"\n=> ready: {len(names)} checks ok, {ranks} ranks\n")
+    )
+
+
+# Imitated nodes.
+
+
+def test_all_is_well_on_imitated_nodes(tmp_path):
+    status, output = run(DOCTOR, "--local", "2x1", cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
+    assert is_well(status, output, ranks=2), output
+    assert re.search(r"^ok   all_reduce: \d+ times 4 MB in \d\.\d s, [\d,]+ MB/s, ", output, re.M)
+
+
+def test_a_torchvision_that_one_rank_cannot_import_is_named_with_all_else_that_is_wrong(tmp_path):
+    """In a folder without data, and with an interface that there is not."""
+    home, elsewhere = tmp_path / "my course", tmp_path / "somewhere else"
+    for folder in ("scripts", "day2"):
+        shutil.copytree(ROOT / folder, home / folder)
+    elsewhere.mkdir()
+    env = {
+        "PYTHONPATH": other_packages(tmp_path, 'os.environ.get("RANK") == "1"', "torchvision"),
+        "GLOO_SOCKET_IFNAME": "nosuch0",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = home / "scripts" / "doctor.sh"
+    status, output = run(command, "--local", "2", cwd=elsewhere, env=env)
+    assert status == 1
+    found = failures(output)
+    assert set(found) == {"torchvision", "interface", "data"}, output
+    assert "not usable (AttributeError: " in found["torchvision"]
+    assert "on imitated node 1. Use one environment" in found["torchvision"]
+    assert found["interface"].startswith("nosuch0 has no address on imitated node 0")
+    assert "git checkout data/MNIST" in found["data"]
+    assert output.endswith("=> not ready: 3 of 12 checks failed\n")
+    assert "all_reduce: " not in output
+
+
+def other_packages(folder, condition, name, text=""):
+    """Return a PYTHONPATH that has, where a condition holds, a package of another version."""
+    package = folder / "other" / name
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(text)
+    hook = folder / "hook"
+    hook.mkdir()
+    path = str(folder / "other")
+    (hook / "sitecustomize.py").write_text(
+        f"import os, socket, sys\nif {condition}:\n    sys.path.insert(0, {path!r})\n"
+    )
+    return str(hook)
+
+
+def test_a_port_in_use_gets_one_sentence(tmp_path):
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        env = {"MASTER_PORT": str(port)}
+        status, output = run(DOCTOR, "--local", "2", cwd=tmp_path, env=env)
+    assert status == 1
+    sentence = f"port {port} on imitated node 0: Address already in use. "
+    assert failures(output)["meeting point"].startswith(sentence + "Choose another: export")
+
+
+def test_outside_an_allocation_one_is_told_how_to_get_one(tmp_path):
+    env = {name: "" for name in os.environ if name.startswith("SLURM_")}
+    status, output = run(DOCTOR, cwd=tmp_path, env=env, timeout=10)
+    assert status == 1
+    assert output.startswith("This is not inside a Slurm allocation. Get one:\n  salloc --nodes 2")
+
+
+@pytest.mark.parametrize("arguments", [("--no-such-option",), ("--local",), ("--local", "0")])
+def test_a_wrong_option_gets_one_sentence(arguments, tmp_path):
+    status, output = run(DOCTOR, *arguments, cwd=tmp_path, timeout=10)
+    assert status == 1
+    assert len(output.splitlines()) == 1
+
+
+def test_help_says_how_to_use_it(tmp_path):
+    status, output = run(DOCTOR, "--help", cwd=tmp_path, timeout=10)
+    assert status == 0
+    assert "Usage: scripts/doctor.sh" in output
+
+
+# The checks, with facts of two nodes that are made up.
+
+
+def facts_of(rank, **changes):
+    """Return the facts of a rank of two, on nodes of their own where all is well."""
+    versions = {"Python": "3.11.7", "torch": "2.15.0", "torchvision": "0.29.2"}
+    return {
+        "versions": {**versions, **dict.fromkeys(doctor.OTHERS, "1.0")},
+        "rank": rank,
+        "local_rank": 0,
+        "node": f"node{rank + 1}",
+        "host": f"node{rank + 1}",
+        "gpus": [f"GPU-{rank}-{i}" for i in range(4)],
+        "gpu_files": True,
+        "visible": "0,1,2,3",
+        "interface": "eth0",
+        "addresses": [f"10.0.0.{rank}"],
+        "interfaces": ["lo", "eth0"],
+        "cpus": list(range(8)),
+        "cpus_of_node": 16,
+        "cpus_asked": 8,
+        "threads": 8,
+        "shm": 2**30,
+        "damaged": [],
+        "h5": True,
+        "folder": "/home/me",
+        "token": "abc",
+        **changes,
+    }
+
+
+@pytest.mark.parametrize("name", doctor.CHECKS)
+def test_a_check_is_ok_where_all_is_well(name):
+    fine, problem = doctor.CHECKS[name]([facts_of(0), facts_of(1)])
+    assert fine
+    assert not problem
+
+
+OLD = {**facts_of(1)["versions"], "Python": "3.10.1", "torch": "2.5.1", "tqdm": "0.9"}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("Python", {"versions": OLD}, "3.10.1 on node2. Version 3.11 or newer is needed"),
+        ("torch", {"versions": OLD}, "2.5.1 on node2. Version 2.6 or newer is needed"),
+        ("other packages", {"versions": OLD}, "tqdm 1.0 on node1; 0.9 on node2. Use one"),
+        ("GPUs", {"gpus": []}, "torch sees none on node2, which has some. Ask for them"),
+        ("GPUs", {"gpus": ["a", "b"]}, "4 on node1; 2 on node2. Ask for as many"),
+        (
+            "GPUs",
+            {"node": "node1", "gpus": facts_of(0)["gpus"]},
+            "ranks 0, 1 on node1 use only GPU-0-0",
+        ),
+        ("interface", {"addresses": [""]}, "eth0 has no address on node2. Choose one"),
+        ("interface", {"addresses": ["127.0.0.1"]}, "does not lead to other nodes on node2"),
+        ("CPUs", {"cpus": [0], "threads": 1}, "1 for rank 1 on node2, although it asked for 8"),
+        ("CPUs", {"threads": 9}, "8 for 1 ranks with 9 threads in all on node2"),
+        ("shared files", {"token": None}, "is not seen on node2. Go to a folder on"),
+        ("data", {"damaged": ["a.gz"]}, "a.gz missing or damaged on node2. Restore it"),
+        ("/dev/shm", {"shm": 2**20}, "1 MB free on node2, 32 are wanted"),
+    ],
+)
+def test_a_check_names_the_node_and_what_to_do(name, changes, words):
+    _, problem = doctor.CHECKS[name]([facts_of(0), facts_of(1, **changes)])
+    assert words in problem
+
+
+def test_a_folder_without_write_permission_is_named():
+    _, problem = doctor.check_files([facts_of(0, token=None), facts_of(1, token=None)])
+    assert problem.startswith("rank 0 cannot write in /home/me. ")
+
+
+def test_ranks_may_share_a_gpu():
+    shared = {"node": "node1", "gpus": ["GPU-0"]}
+    fine, problem = doctor.check_gpus([facts_of(0, **shared), facts_of(1, **shared)])
+    assert fine == "1 on each node, shared by 2 ranks through gloo: slow"
+    assert not problem
+
+
+def test_a_node_that_takes_the_first_for_itself_is_told():
+    text = doctor.why_not(["127.0.1.1"], ConnectionRefusedError(111, "Connection refused"))
+    assert "is 127.0.1.1 here" in text
+    assert text.endswith("That is this node itself: correct its /etc/hosts")
+
+
+# Nodes of a real Slurm.
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A Slurm cluster of two nodes, in which a test may plant a fault."""
+    if os.geteuid() or shutil.which("slurmctld") is None:
+        cannot("needs root and Slurm: scripts/local_slurm.sh install")
+    slurm = bring_up(2, Path(f"/run/doctor-test-{os.getpid()}"))
+
+    def on_nodes(*command, cwd, **variables):
+        """Run a command in an allocation of both nodes; return (exit status, output)."""
+        settings = [f"{name}={value}" for name, value in variables.items()]
+        return run(
+            LOCAL_SLURM, "shell", "env", *settings, *SALLOC, *command, cwd=cwd, env=slurm.env
+        )
+
+    def inside(node, *command):
+        """Run a command with the network and the files of one node."""
+        pid = (slurm.folder / f"node{node}.pid").read_text().strip()
+        namespaces = ["--net", "--mount", f"--pid=/proc/{pid}/ns/pid_for_children"]
+        command = ["nsenter", "--target", pid, *namespaces, *command]
+        subprocess.run(command, check=True, timeout=10)
+
+    @contextlib.contextmanager
+    def unknown_to_node2(name, folder):
+        """For a while, node 2 has another /etc/hosts: without that name."""
+        lines = (slurm.folder / "hosts").read_text().splitlines()
+        hosts = folder / "hosts"
+        hosts.write_text("".join(line + "\n" for line in lines if name not in line))
+        inside(2, "mount", "--bind", hosts, "/etc/hosts")
+        try:
+            yield
+        finally:
+            inside(2, "umount", "/etc/hosts")
+
+    try:
+        if (slurm.folder / "local_slurm.mode").read_text().strip() != "full":
+            cannot("needs the right to make network namespaces")
+        yield types.SimpleNamespace(
+            on_nodes=on_nodes, inside=inside, unknown_to_node2=unknown_to_node2
+        )
+    finally:
+        slurm.call("down")
+    assert not slurm.folder.exists()
+
+
+def test_all_is_well_on_the_nodes_of_a_cluster(cluster, tmp_path):
+    status, output = cluster.on_nodes(DOCTOR, cwd=tmp_path)
+    assert is_well(status, output, ranks=2), output
+    assert re.search(r"^ok   meeting point: 2 ranks reached node1:\d+$", output, re.M)
+    assert "ok   interface: eth0, with an address on every node\n" in output
+
+
+def test_a_name_that_a_node_cannot_resolve_is_found(cluster, tmp_path):
+    """The launcher would take Slurm's address instead, so here the ranks start without it."""
+    start = (
+        "RANK=$SLURM_PROCID WORLD_SIZE=2 MASTER_ADDR=node1 MASTER_PORT=$0 GLOO_SOCKET_IFNAME=eth0 "
+        'exec "$@"'
+    )
+    python = [sys.executable, "-u", ROOT / "scripts" / "doctor.py"]
+    with cluster.unknown_to_node2("node1", tmp_path):
+        _, output = cluster.on_nodes("srun", "sh", "-c", start, PORT, *python, cwd=tmp_path)
+    assert re.search(
+        r"^rank 1 on node2: the name node1 cannot be resolved \(.+\)\. Compare /etc/hosts ",
+        output,
+        re.M,
+    ), output
+    found = failures(output)
+    assert set(found) == {"meeting point"}, output
+    assert found["meeting point"].startswith("rank 1 (node2) did not come in 15 s. ")
+    assert output.endswith("=> not ready: 1 of 12 checks failed\n")
+
+
+def test_a_blocked_port_is_found(cluster, tmp_path):
+    # What node 1 answers from this port is dropped, as a firewall does it.
+    rule = f"to 10.77.0.2 ipproto tcp sport {PORT} blackhole".split()
+    cluster.inside(1, "ip", "rule", "add", *rule)
+    try:
+        began = time.monotonic()
+        status, output = cluster.on_nodes(DOCTOR, cwd=tmp_path, MASTER_PORT=PORT)
+        seconds = time.monotonic() - began
+    finally:
+        cluster.inside(1, "ip", "rule", "delete", *rule)
+    assert status == 1
+    text = rf"node1 is 10\.77\.0\.1 here, and port {PORT} there cannot be reached \(timed out\)"
+    assert re.search(rf"^rank 1 on node2: {text}\. Look at the firewall ", output, re.M), output
+    found = failures(output)
+    assert set(found) == {"meeting point"}, output
+    assert found["meeting point"].startswith("rank 1 (node2) did not come in 15 s. ")
+    assert seconds < 45
+
+
+def test_versions_that_differ_are_found(cluster, tmp_path):
+    path = other_packages(
+        tmp_path, 'socket.gethostname() == "node2"', "torch", '__version__ = "2.7.0"\n'
+    )
+    status, output = cluster.on_nodes(DOCTOR, cwd=tmp_path, PYTHONPATH=path)
+    assert status == 1
+    found = failures(output)
+    assert re.match(r"\d+\.\S+ on node1; 2\.7\.0 on node2\. Use one environment", found["torch"]), (
+        output
+    )
+    assert "not usable" in found["torchvision"]  # with that torch
+    assert {"meeting point", "GPUs"}.isdisjoint(found)
