@@ -13,7 +13,7 @@
 #     --constraint gpu --gpus-per-node 4 --account=<acc_name>_g
 #   scripts/multinode_setup_and_run.sh 9
 # As a step of its own:
-#   srun --ntasks-per-node=4 --cpus-per-task=32 scripts/multinode_setup_and_run.sh 9
+#   srun --nodes 2 --ntasks-per-node=4 --cpus-per-task=32 scripts/multinode_setup_and_run.sh 9
 #
 # Each rank gets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and LOCAL_WORLD_SIZE.
 # What you set yourself stays: MASTER_PORT, OMP_NUM_THREADS, GLOO_SOCKET_IFNAME,
@@ -231,6 +231,7 @@ start_here() {
 }
 
 # Start the ranks of start_here; when one fails, end the others.
+# shellcheck disable=SC2329 # it is called, through supervise
 run_all_here() {
   local gpus=$1 rank node status=0 pids=()
   shift
@@ -340,50 +341,57 @@ probe() {
   echo "$(free_port "$1") $address $(interface_to "$address") ${SLURM_GPUS_ON_NODE:-0} $SLURM_CPUS_ON_NODE"
 }
 
-while [[ ${1:-} == -* ]]; do
-  case $1 in
-    -h | --help)
-      sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$script"
-      exit
-      ;;
-    --local)
-      [[ ${2:-} =~ ^[1-9][0-9]{0,3}(x[1-9][0-9]{0,3})?$ ]] || fail "--local wants N or NxM, such as 2x4: nodes, and ranks on each."
-      local=$2
-      shift
-      ;;
-    --torchrun) torchrun=torchrun options+=("$1") ;;
-    --monitor) monitor=1 options+=("$1") ;;
-    --dry-run) dry_run=1 ;;
-    --probe)
-      find_python
-      probe "$2"
-      exit
-      ;;
-    *) fail "There is no option $1. See scripts/multinode_setup_and_run.sh --help" ;;
-  esac
+main() {
+  local ranks wanted
+  while [[ ${1:-} == -* ]]; do
+    case $1 in
+      -h | --help)
+        sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$script"
+        exit
+        ;;
+      --local)
+        [[ ${2:-} =~ ^[1-9][0-9]{0,3}(x[1-9][0-9]{0,3})?$ ]] || fail "--local wants N or NxM, such as 2x4: nodes, and ranks on each."
+        local=$2
+        shift
+        ;;
+      --torchrun) torchrun=torchrun options+=("$1") ;;
+      --monitor) monitor=1 options+=("$1") ;;
+      --dry-run) dry_run=1 ;;
+      --probe)
+        find_python
+        probe "$2"
+        exit
+        ;;
+      *) fail "There is no option $1. See scripts/multinode_setup_and_run.sh --help" ;;
+    esac
+    shift
+  done
+  [[ $# -gt 0 ]] || fail "Which lesson? For example: scripts/multinode_setup_and_run.sh 9. More: --help"
+  wanted=$1
+  find_file "$wanted"
   shift
-done
-[[ $# -gt 0 ]] || fail "Which lesson? For example: scripts/multinode_setup_and_run.sh 9. More: --help"
-wanted=$1
-find_file "$wanted"
-shift
 
-if [[ -n $local ]]; then
-  find_python
-  ranks=1
-  if [[ $local == *x* ]]; then
-    ranks=${local#*x}
-  fi
-  start_here "${local%x*}" "$ranks" "$@"
-elif [[ -n ${SLURM_PROCID:-} && -n ${SLURM_STEP_ID:-} && $SLURM_STEP_ID -lt 4294967290 ]]; then
-  find_python # the shell of salloc and a batch script have a step id above that
-  be_a_task "$@"
-elif [[ -n ${SLURM_JOB_ID:-} ]]; then
-  find_python
-  start_step "$@"
-else
-  fail "This is not inside a Slurm allocation. Get one:
+  if [[ -n $local ]]; then
+    find_python
+    ranks=1
+    if [[ $local == *x* ]]; then
+      ranks=${local#*x}
+    fi
+    start_here "${local%x*}" "$ranks" "$@"
+  elif [[ -n ${SLURM_PROCID:-} && -n ${SLURM_STEP_ID:-} && $SLURM_STEP_ID -lt 4294967290 ]]; then
+    find_python # the shell of salloc and a batch script have a step id above that
+    be_a_task "$@"
+  elif [[ -n ${SLURM_JOB_ID:-} ]]; then
+    find_python
+    start_step "$@"
+  else
+    fail "This is not inside a Slurm allocation. Get one:
   salloc --nodes 2 --qos interactive --time 00:30:00 --ntasks-per-node=4 --cpus-per-task=32 --constraint gpu --gpus-per-node 4 --account=<acc_name>_g
 or imitate two nodes on this machine:
   scripts/multinode_setup_and_run.sh --local 2x2 $wanted"
-fi
+  fi
+}
+
+# All of the file is read before anything is started: it may change while a lesson runs.
+main "$@"
+exit

@@ -92,8 +92,8 @@ def measured(outputs):
     """Return the table of the proof lines of all recorded outputs."""
     rows = ["| lesson | what it showed |", "|---|---|"]
     for name, output in outputs.items():
-        proof = next(line for line in output.splitlines() if line.startswith("=>"))
-        rows.append(f"| {name} | `{proof}` |")
+        proofs = [line for line in output.splitlines() if line.startswith("=>")]
+        rows += [f"| {name} | `{proof}` |" for proof in proofs]
     return machine() + "\n" + "\n".join(rows) + "\n"
 
 
