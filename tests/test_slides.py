@@ -1,0 +1,184 @@
+"""The slides: what they show is what the lessons are and print, and all of it can be seen."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from conftest import cannot
+from helpers import ROOT
+
+SLIDES = ROOT / "slides"
+DAYS = ["day1", "day2"]
+COMMENT = re.compile(r"<!--.*?-->", re.S)
+
+# Measures each slide in the browser and leaves what does not fit in the page, as JSON.
+MEASURE = """
+<script>
+addEventListener("load", () => {
+  const wrong = [];
+  document.querySelectorAll("section").forEach((slide, i) => {
+    const all = slide.getBoundingClientRect();
+    const scale = all.height / 720;
+    for (const x of slide.querySelectorAll("*")) {
+      const box = x.getBoundingClientRect();
+      // The page number stands in the lowest 40 pixels.
+      const bottom = x.closest("header") ? all.bottom : all.bottom - 40 * scale;
+      const outside = box.left < all.left + 20 * scale || box.right > all.right - 20 * scale
+        || box.top < all.top || box.bottom > bottom;
+      const cut = x.scrollWidth > x.clientWidth + 1 && getComputedStyle(x).display === "block";
+      const missing = x.tagName === "IMG" && !x.naturalWidth;
+      if (outside || cut || missing)
+        wrong.push(`slide ${i + 1}: ${x.tagName} ${x.textContent.slice(0, 40)}`);
+    }
+    if (slide.scrollHeight > slide.clientHeight + 1) wrong.push(`slide ${i + 1} is too long`);
+  });
+  const report = document.createElement("pre");
+  report.id = "report";
+  report.textContent = JSON.stringify(wrong);
+  document.body.append(report);
+});
+</script>
+"""
+
+
+def slides_of(path):
+    """Return the Markdown of each slide of a deck."""
+    return path.read_text().split("---\n", 2)[2].split("\n---\n")
+
+
+def run(*command, timeout=60, **options):
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def need(*programs):
+    for program in programs:
+        if shutil.which(program) is None:
+            cannot(f"needs {program}")
+
+
+def words_of(markdown):
+    """Return the words that a slide shows, without its notes, figures and marks."""
+    text = re.sub(r"!\[.*?\]\(\S+\)|^```\w*$", "", COMMENT.sub("", markdown), flags=re.M)
+    return re.findall(r"\w+", text.replace("_", " "))
+
+
+def check_pdf(path, slides):
+    """Assert that a PDF has a page for each slide, with all the words of the slide."""
+    pages = run("pdftotext", path, "-").split("\f")[:-1]
+    assert len(pages) == len(slides)
+    for number, (page, slide) in enumerate(zip(pages, slides), 1):
+        seen = re.sub(r"\s", "", page)
+        missing = [word for word in words_of(slide) if word not in seen]
+        assert not missing, f"{path.name}, page {number} lacks {missing}"
+
+
+def measure(page, folder):
+    """Return what does not fit in a page of slides, as a list of sentences."""
+    page.write_text(page.read_text().replace("</body>", MEASURE + "</body>"))
+    command = [os.environ.get("CHROME_PATH", "chromium"), "--headless", "--no-sandbox"]
+    options = ["--disable-gpu", f"--user-data-dir={folder}", "--virtual-time-budget=5000"]
+    dom = run(*command, *options, "--dump-dom", f"file://{page}")
+    report = re.search(r'<pre id="report">(.*?)</pre>', dom, re.S)
+    return json.loads(report[1])
+
+
+@pytest.mark.parametrize("script", ["slides/excerpts.py", "slides/figures/draw.py"])
+def test_excerpts_and_figures_are_current(script):
+    run(sys.executable, ROOT / script, "--check")
+
+
+def test_a_changed_lesson_makes_its_excerpt_stale(tmp_path):
+    for folder in ("slides", "scripts", *DAYS):
+        ignore = shutil.ignore_patterns("node_modules", "*.html", "figures")
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignore)
+    shutil.copy(ROOT / "README.md", tmp_path)
+    lesson = tmp_path / "day1" / "4_mnist_manual_ddp.py"
+    lesson.write_text(lesson.read_text().replace("flat / world_size", "flat"))
+    command = [sys.executable, tmp_path / "slides" / "excerpts.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 1
+    assert "slides/day1.md" in done.stdout
+
+
+def test_every_figure_is_there_and_shown():
+    shown = {
+        x for day in DAYS for x in re.findall(r"\((\S+\.svg)\)", (SLIDES / f"{day}.md").read_text())
+    }
+    assert shown == {f"figures/{path.name}" for path in SLIDES.glob("figures/*.svg")}
+
+
+@pytest.mark.parametrize("day", DAYS)
+def test_each_slide_has_notes_and_the_minutes_add_up(day):
+    slides = slides_of(SLIDES / f"{day}.md")
+    assert 25 <= len(slides) <= 45
+    part, minutes = "Welcome", Counter()
+    for number, slide in enumerate(slides, 1):
+        if header := re.search(r"<!-- header: (.*) -->", slide):
+            part = header[1]
+        notes = re.search(r"^<!--\n(\d+) min\b.*?-->", slide, re.M | re.S)
+        assert notes, f"{day}: slide {number} has no notes that begin with its minutes"
+        minutes[part] += int(notes[1])
+        shown = re.sub(r"<!-- begin .*?<!-- end -->|```.*?```", "", slide, flags=re.S)
+        assert len(words_of(shown)) <= 70, f"{day}: slide {number} is full of words"
+    agenda = Counter()
+    for name, number in re.findall(r"\| (\w[\w -]*) \| (\d+)(?= \|)", slides[1]):
+        agenda[name] += int(number)
+    assert minutes == agenda
+    planned = {name.lower(): number for name, number in agenda.items()}
+    readme = (ROOT / day / "README.md").read_text()
+    parts = re.findall(r"^\| ([\w -]+) \| (\d+) \|$", readme, re.M)
+    assert parts
+    for part, number in parts:
+        assert planned[f"lesson {part}" if part.isdigit() else part] == int(number)
+
+
+@pytest.mark.parametrize("day", DAYS)
+def test_the_pdf_shows_the_slides_as_they_are(day):
+    need("pdftotext", "pdfinfo")
+    path = SLIDES / f"{day}.pdf"
+    assert path.stat().st_size <= 5_000_000
+    files = [f"{day}.md", "theme.css", "package-lock.json"]
+    sources = [*(SLIDES / name for name in files), *sorted(SLIDES.glob("figures/*.svg"))]
+    checksum = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+    assert f"sources {checksum}" in run("pdfinfo", path), f"{path.name} is stale: slides/build.sh"
+    check_pdf(path, slides_of(SLIDES / f"{day}.md"))
+
+
+def test_the_slides_can_be_built_and_nothing_is_cut_off(tmp_path):
+    need("npm", "pdftotext")
+    if not shutil.which(os.environ.get("CHROME_PATH", "chromium")):
+        cannot("needs chromium")
+    folder = tmp_path / "slides"
+    ignore = shutil.ignore_patterns("node_modules", "*.html", "*.pdf")
+    shutil.copytree(SLIDES, folder, ignore=ignore)
+    made_from = SLIDES / "node_modules" / "made-from"
+    if made_from.exists() and made_from.read_text() == (SLIDES / "package-lock.json").read_text():
+        (folder / "node_modules").symlink_to(SLIDES / "node_modules")
+    build = [folder / "build.sh"]
+    done = subprocess.run(build, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    if not (folder / "node_modules" / "made-from").exists():
+        cannot(f"npm could not install marp: {done.stderr}")
+    assert done.returncode == 0, done.stderr
+    for day in DAYS:
+        assert (folder / f"{day}.html").exists()
+        check_pdf(folder / f"{day}.pdf", slides_of(folder / f"{day}.md"))
+    lines = "\n".join(f"- line {i}" for i in range(30))
+    front = "---\ntheme: course\n---\n\n"
+    bad = ["fits", lines, f"```\n{'x' * 100}\n```", "![](figures/none.svg)"]
+    (folder / "bad.md").write_text(front + "\n\n---\n\n".join(bad))
+    decks = [f"{name}.md" for name in (*DAYS, "bad")]
+    marp = folder / "node_modules" / ".bin" / "marp"
+    run(marp, "--no-stdin", "--template", "bare", *decks, cwd=folder)
+    for day in DAYS:
+        assert measure(folder / f"{day}.html", tmp_path / "browser") == []
+    wrong = " ".join(measure(folder / "bad.html", tmp_path / "browser"))
+    assert "slide 1" not in wrong
+    assert all(f"slide {number}" in wrong for number in (2, 3, 4))
