@@ -58,7 +58,7 @@ def on_one_node(tmp_path_factory):
 # Imitated nodes.
 
 
-@pytest.mark.parametrize(("nodes", "how"), [("2x2", ()), ("1x2", ()), ("3", ["--torchrun"])])
+@pytest.mark.parametrize(("nodes", "how"), [("2x2", ()), ("3", ["--torchrun"])])
 def test_lesson_9_on_imitated_nodes(nodes, how, tmp_path):
     status, output = launch("--local", nodes, *how, 9, cwd=tmp_path)
     assert status == 0, output

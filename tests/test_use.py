@@ -11,7 +11,7 @@ import pytest
 from helpers import LESSONS, ROOT, processes_of, proves, run_lesson, start_lesson, wait_for
 
 FEW = ("--epochs", 1, "--max-steps", 5)
-SPAWNING = [name for name in LESSONS if name != "2"]
+SPAWNING = [name for name in LESSONS if LESSONS[name]["file"].startswith("day1") and name != "2"]
 
 
 @pytest.mark.parametrize("lesson_id", SPAWNING)
@@ -82,7 +82,7 @@ def test_a_data_folder_that_cannot_be_written_is_enough(tmp_path):
     for folder in folders:
         folder.chmod(0o555)
     try:
-        status, output = run_lesson("3", 2, *FEW, "--data-dir", tmp_path / "data", cwd=tmp_path)
+        status, output = run_lesson("3", 1, *FEW, "--data-dir", tmp_path / "data", cwd=tmp_path)
     finally:
         for folder in folders:
             folder.chmod(0o755)
@@ -91,7 +91,7 @@ def test_a_data_folder_that_cannot_be_written_is_enough(tmp_path):
 
 
 def test_two_jobs_can_start_at_once(tmp_path):
-    jobs = [start_lesson("3", 2, *FEW, cwd=tmp_path) for _ in range(2)]
+    jobs = [start_lesson("3", 1, *FEW, cwd=tmp_path) for _ in range(2)]
     for job in jobs:
         output, _ = job.communicate(timeout=200)
         assert job.returncode == 0, output
