@@ -64,7 +64,7 @@ def alone(tmp_path_factory):
     return output, losses(folder / "runs" / "2_mnist_training")
 
 
-@pytest.mark.parametrize("processes", [1, 3, 4])
+@pytest.mark.parametrize("processes", [1, 4])
 def test_lesson_3_gives_lesson_2s_loss_on_every_rank(processes, alone, tmp_path):
     output = succeed("3", processes, *FEW, "--batch-size", 84, cwd=tmp_path)
     expected = float(re.search(r"mean loss ([\d.]+)", alone[0])[1])
@@ -84,7 +84,7 @@ def test_lesson_4_shares_the_images_and_equals_one_process(processes, tmp_path):
     assert f"visited exactly once an epoch: {60_000 - twice:,} of 60,000 images" in output
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3, 4])
+@pytest.mark.parametrize("processes", [1, 2, 4])
 def test_lesson_5_says_where_the_time_goes(processes, tmp_path):
     output = succeed("5", processes, "--max-steps", 5, cwd=tmp_path)
     assert proves("5", output)
@@ -124,13 +124,13 @@ def test_lesson_6_gives_the_losses_of_lessons_2_and_4(processes, alone, tmp_path
 
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_lesson_7_times_the_same_work_twice(processes, tmp_path):
-    arguments = (processes, *FEW, "--batch-size", 500)
+    arguments = (processes, *FEW, "--batch-size", 200)
     output = succeed("7", *arguments, cwd=tmp_path)
     assert proves("7", output)
     rows = timings(output)
     assert [ranks for ranks, _, _ in rows] == sorted({1, processes})
     for ranks, seconds, rate in rows:
-        assert seconds * rate == pytest.approx(ranks * 20 * 500, rel=0.03, abs=0.01 * rate)
+        assert seconds * rate == pytest.approx(ranks * 20 * 200, rel=0.03, abs=0.01 * rate)
     gain = float(re.search(r"([\d.]+) times", output)[1])
     assert gain == pytest.approx(rows[-1][2] / rows[0][2], abs=0.02)
 
@@ -159,7 +159,7 @@ def test_lesson_8_scaling_brings_the_loss_curve_closer(tmp_path):
     assert max(ratios[0]) > max(1.5, max(ratios[1]) / 2)
 
 
-@pytest.mark.parametrize(("processes", "scaling"), [(1, "linear"), (2, "sqrt"), (3, "linear")])
+@pytest.mark.parametrize(("processes", "scaling"), [(1, "linear"), (3, "sqrt")])
 def test_lesson_8_runs_at_every_size(processes, scaling, tmp_path):
     output = succeed("8", processes, *FEW, "--scaling", scaling, cwd=tmp_path)
     assert proves("8", output)
@@ -211,7 +211,6 @@ MUTATIONS = [
     ),
     ("4", "flat / world_size, gradients", "flat, gradients", (2, *FEW)),
     ("4", "    dist.all_reduce(flat, op=dist.ReduceOp.SUM)\n", "", (2, *FEW)),
-    ("5", "on_trace_ready=writer, ", "", (2, "--max-steps", 5)),
     ("6", "        model = DistributedDataParallel(model)", "        pass", (2, *FEW)),
 ]
 
