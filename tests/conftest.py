@@ -6,14 +6,9 @@ import subprocess
 import types
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, cannot
 
 LOCAL_SLURM = ROOT / "scripts" / "local_slurm.sh"
-
-
-def cannot(reason):
-    """Skip, but not in continuous integration: there everything must be at hand."""
-    (pytest.fail if "CI" in os.environ else pytest.skip)(reason)
 
 
 def bring_up(nodes, folder):

@@ -2,11 +2,14 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 import tomllib
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 COURSE = tomllib.loads((ROOT / "scripts" / "course.toml").read_text())
@@ -94,6 +97,26 @@ def shape(text):
     text = re.sub(r"\b(linear|sqrt)\b", "RULE", text)
     text = re.sub(r"\b(DistributedDataParallel|Net)\b", "MODEL", text)
     return {" ".join(line.split()) for line in text.splitlines()}
+
+
+def cannot(reason):
+    """Skip, but not in continuous integration: there everything must be at hand."""
+    (pytest.fail if "CI" in os.environ else pytest.skip)(reason)
+
+
+def open_in_browser(url, folder, *options):
+    """Open a page in a real browser without a window. Return its DOM and its console messages.
+
+    folder is for the browser's own files; the options are chromium's, for example --screenshot=FILE.
+    """
+    browser = os.environ.get("CHROME_PATH", "chromium")
+    if shutil.which(browser) is None:
+        cannot("needs chromium")
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
+    command += [f"--user-data-dir={folder}", "--virtual-time-budget=5000", *options]
+    command += ["--dump-dom", url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout, re.findall(r"CONSOLE.*?\] (.*)", done.stderr)
 
 
 def recorded_output(lesson_id):

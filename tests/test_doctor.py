@@ -13,8 +13,8 @@ import types
 from pathlib import Path
 
 import pytest
-from conftest import bring_up, cannot
-from helpers import ROOT, processes_of, wait_for
+from conftest import bring_up
+from helpers import ROOT, cannot, processes_of, wait_for
 
 DOCTOR = ROOT / "scripts" / "doctor.sh"
 LOCAL_SLURM = ROOT / "scripts" / "local_slurm.sh"

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import bring_up, cannot
-from helpers import ROOT, processes_of, proof_of, proves, run_lesson, wait_for
+from conftest import bring_up
+from helpers import ROOT, cannot, processes_of, proof_of, proves, run_lesson, wait_for
 
 LAUNCHER = ROOT / "scripts" / "multinode_setup_and_run.sh"
 FEW = ("--epochs", 1, "--max-steps", 20)

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -10,8 +9,7 @@ import sys
 from collections import Counter
 
 import pytest
-from conftest import cannot
-from helpers import ROOT
+from helpers import ROOT, cannot, open_in_browser
 
 SLIDES = ROOT / "slides"
 DAYS = ["day1", "day2"]
@@ -83,9 +81,7 @@ def check_pdf(path, slides):
 def measure(page, folder):
     """Return what does not fit in a page of slides, as a list of sentences."""
     page.write_text(page.read_text().replace("</body>", MEASURE + "</body>"))
-    command = [os.environ.get("CHROME_PATH", "chromium"), "--headless", "--no-sandbox"]
-    options = ["--disable-gpu", f"--user-data-dir={folder}", "--virtual-time-budget=5000"]
-    dom = run(*command, *options, "--dump-dom", f"file://{page}")
+    dom, _ = open_in_browser(f"file://{page}", folder)
     report = re.search(r'<pre id="report">(.*?)</pre>', dom, re.S)
     return json.loads(report[1])
 
@@ -154,8 +150,6 @@ def test_the_pdf_shows_the_slides_as_they_are(day):
 
 def test_the_slides_can_be_built_and_nothing_is_cut_off(tmp_path):
     need("npm", "pdftotext")
-    if not shutil.which(os.environ.get("CHROME_PATH", "chromium")):
-        cannot("needs chromium")
     folder = tmp_path / "slides"
     ignore = shutil.ignore_patterns("node_modules", "*.html", "*.pdf")
     shutil.copytree(SLIDES, folder, ignore=ignore)
