@@ -107,7 +107,7 @@ def cannot(reason):
 def open_in_browser(url, folder, *options):
     """Open a page in a real browser without a window. Return its DOM and its console messages.
 
-    folder is for the browser's own files; the options are chromium's, for example --screenshot=FILE.
+    folder is for the browser's own files; the options are chromium's, such as --screenshot=FILE.
     """
     browser = os.environ.get("CHROME_PATH", "chromium")
     if shutil.which(browser) is None:
