@@ -21,7 +21,8 @@ RUNS = {
 # What the page shows. [[title, [run, ...]], ...] of the cards:
 CARDS = r"""[...document.querySelectorAll("card-view")].map(card => [
   card.querySelector("[title]").title,
-  [...card.querySelectorAll("tb-data-table-content-row")].map(row => row.innerText.trim().split(/\s/)[0]),
+  [...card.querySelectorAll("tb-data-table-content-row")].map(
+    row => row.innerText.trim().split(/\s/)[0]),
 ])"""
 # [[red, green, blue], ...] of the runs, from the list at the left:
 COLORS = r"""[...document.querySelectorAll("runs-data-table .run-color-swatch")].map(

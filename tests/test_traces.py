@@ -16,7 +16,8 @@ from helpers import ROOT, cannot, run_lesson, server, wait_for
 VIEWER = [sys.executable, str(ROOT / "scripts" / "view_traces.py")]
 # Where a track's name stands in Perfetto's page, as [left, top]:
 NAME = """(name => {
-  const here = [...document.querySelectorAll("*")].find(x => !x.children.length && x.textContent == name);
+  const here = [...document.querySelectorAll("*")].find(
+    x => !x.children.length && x.textContent == name);
   return here && (({x, y}) => [x, y])(here.getBoundingClientRect());
 })"""
 
@@ -53,9 +54,11 @@ def event(name, pid, tid, ts, ph="X", **more):
 
 def merged(folder):
     """Return the events that the viewer shows of a folder, without metadata."""
-    with server(*VIEWER, folder, "--no-browser", cwd=folder) as viewer:
-        with urlopen(f"{viewer.url}traces.json", timeout=20) as answer:
-            events = json.load(answer)["traceEvents"]
+    with (
+        server(*VIEWER, folder, "--no-browser", cwd=folder) as viewer,
+        urlopen(f"{viewer.url}traces.json", timeout=20) as answer,
+    ):
+        events = json.load(answer)["traceEvents"]
     return [e for e in events if e["ph"] != "M"]
 
 
