@@ -52,7 +52,8 @@ def command_of(lesson):
     if not lesson.get("nodes"):
         return "python", [lesson["file"], *lesson["arguments"]]
     where = [] if "SLURM_JOB_ID" in os.environ else ["--local", "2x2"]
-    return LAUNCHER, [*where, lesson["file"], *lesson["arguments"]]
+    options = lesson.get("launcher", [])
+    return LAUNCHER, [*where, *options, lesson["file"], *lesson["arguments"]]
 
 
 def start(lesson, **options):
