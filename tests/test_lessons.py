@@ -75,7 +75,7 @@ def test_lesson_3_gives_lesson_2s_loss_on_every_rank(processes, alone, tmp_path)
     assert proves("3", output)
 
 
-@pytest.mark.parametrize("processes", [4, 7])  # 1, 2 and 3: in the chain below
+@pytest.mark.parametrize("processes", [7])  # 1, 2, 3 and 4: in the chain below
 def test_lesson_4_shares_the_images_and_equals_one_process(processes, tmp_path):
     output = succeed("4", processes, "--epochs", 2, "--max-steps", 20, cwd=tmp_path)
     assert proves("4", output)
@@ -84,7 +84,7 @@ def test_lesson_4_shares_the_images_and_equals_one_process(processes, tmp_path):
     assert f"visited exactly once an epoch: {60_000 - twice:,} of 60,000 images" in output
 
 
-@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize("processes", [1, 3])
 def test_lesson_5_says_where_the_time_goes(processes, tmp_path):
     output = succeed("5", processes, "--max-steps", 5, cwd=tmp_path)
     assert proves("5", output)
@@ -122,7 +122,7 @@ def test_lesson_6_gives_the_losses_of_lessons_2_and_4(processes, alone, tmp_path
     assert [y for _, y in single] == pytest.approx([y for _, y in ddp], abs=1e-5)
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.parametrize("processes", [1, 3])
 def test_lesson_7_times_the_same_work_twice(processes, tmp_path):
     arguments = (processes, *FEW, "--batch-size", 200)
     output = succeed("7", *arguments, cwd=tmp_path)
