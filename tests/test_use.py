@@ -11,7 +11,7 @@ import pytest
 from helpers import LESSONS, ROOT, processes_of, proves, run_lesson, start_lesson, wait_for
 
 FEW = ("--epochs", 1, "--max-steps", 5)
-# Those with processes and a parse_args of their own. The contract test holds the others to the same.
+# Those that take processes and have a parse_args of their own; the others have the same one.
 PARSING = [
     name
     for name, lesson in LESSONS.items()
