@@ -39,12 +39,6 @@ def choose_device(local_rank, local_world_size):
     return device, "gloo" if shared else dist.get_default_backend_for_device(device)
 
 
-def synchronize(device):
-    """Wait until the device has done all it was told to do. The CPU always has."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize()
-
-
 def load_mnist(data_dir):
     """Return images, uint8 [N, 28, 28], and labels, int64 [N]: of training, then of testing."""
     from torchvision.datasets import MNIST, utils  # here, because the ranks need not wait for it
@@ -119,7 +113,7 @@ def train(images, labels, args, rank, world_size):
     # The first steps allocate memory, choose kernels and connect the ranks: not timed.
     train_one_epoch(model, optimizer, batches(images, labels, sampler, args.batch_size, 20))
     # A GPU only notes what to do and works on: without this the clock is read too early.
-    synchronize(images.device)
+    torch.get_device_module(images.device).synchronize()
     begin = time.perf_counter()
     histories = []
     for epoch in range(args.epochs):
@@ -128,7 +122,7 @@ def train(images, labels, args, rank, world_size):
         histories.append(train_one_epoch(model, optimizer, steps))
         if world_size > 1:
             dist.all_reduce(histories[-1])  # losses and images of all ranks, step by step
-    synchronize(images.device)
+    torch.get_device_module(images.device).synchronize()
     return time.perf_counter() - begin, torch.cat(histories, dim=1)
 
 

@@ -41,23 +41,17 @@ def gather(value):
     return values
 
 
-def synchronize(device):
-    """Wait until the device has done all it was told to do. The CPU always has."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize()
-
-
 def time_all_reduce(numbers, device, group, repeats=10):
     """Return the seconds that one all_reduce of this many float32 numbers takes in a group."""
     tensor = torch.ones(numbers, device=device)
     dist.all_reduce(tensor, group=group)  # the first call sets up connections: not timed
-    synchronize(device)
+    torch.get_device_module(device).synchronize()  # torch.cpu's does nothing
     dist.barrier(group)
     begin = time.perf_counter()
     for _ in range(repeats):
         dist.all_reduce(tensor, group=group)
     # A GPU only notes what to do and works on: without this the clock is read too early.
-    synchronize(device)
+    torch.get_device_module(device).synchronize()
     return (time.perf_counter() - begin) / repeats
 
 

@@ -5,6 +5,8 @@
 #   FILE           a path, the name of a lesson's file, or a lesson's number
 #   --local N[xM]  no Slurm: imitate N nodes with M ranks each (1) on this machine
 #   --torchrun     on each node one torchrun starts the ranks, instead of srun
+#   --max-restarts N  the same, and when a rank fails all start anew, at most N times; what the
+#                  ranks say on stderr goes to runs/torchrun/
 #   --monitor      write the use of CPUs and GPUs to runs/monitor/, one file a node
 #   --dry-run      print what would be started
 #
@@ -22,7 +24,7 @@ set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 script=$root/scripts/multinode_setup_and_run.sh
-torchrun='' monitor='' dry_run='' local='' options=()
+torchrun='' restarts=0 monitor='' dry_run='' local='' options=()
 
 fail() {
   echo "$1" >&2
@@ -149,7 +151,9 @@ run_rank() {
   if [[ -n $torchrun ]]; then
     who=torchrun
     command=(env -u RANK -u LOCAL_RANK -u WORLD_SIZE -u LOCAL_WORLD_SIZE -u MASTER_ADDR -u MASTER_PORT
+      TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 # or ranks that start anew look for the old ones' addresses
       "$python" -m torch.distributed.run --nnodes "$WORLD_SIZE" --nproc-per-node "$RANKS_PER_NODE"
+      --max-restarts "$restarts" --redirects "$((restarts ? 2 : 0))" --log-dir runs/torchrun
       --rdzv-backend c10d --rdzv-endpoint "$MASTER_ADDR:$MASTER_PORT" --rdzv-id "$MASTER_PORT"
       --rdzv-conf "is_host=$((RANK == 0))" --local-addr "$address" "$file" "$@")
   fi
@@ -158,6 +162,8 @@ run_rank() {
     watch_machine >"runs/monitor/${SLURM_JOB_ID:-local}-$MASTER_PORT-${node// /-}.csv" &
     watcher=$!
   fi
+  # Slurm can warn a job before its end. Python may not be ready for that yet, a shell never is.
+  trap '' USR1 USR2
   "${command[@]}" || status=$?
   if [[ -n $watcher ]]; then
     kill "$watcher"
@@ -355,6 +361,11 @@ main() {
         shift
         ;;
       --torchrun) torchrun=torchrun options+=("$1") ;;
+      --max-restarts)
+        [[ ${2:-} =~ ^[0-9]+$ ]] || fail "--max-restarts wants a number: how often the ranks may start anew."
+        torchrun=torchrun restarts=$2 options+=("$1" "$2")
+        shift
+        ;;
       --monitor) monitor=1 options+=("$1") ;;
       --dry-run) dry_run=1 ;;
       --probe)

@@ -1,12 +1,14 @@
-"""Run the lessons of scripts/course.toml and print what each of them showed.
+"""Run the lessons of scripts/course.toml, print what each of them showed and write a report.
 
 Called by run_course.sh, which sees to the environment. The exit status is 0 if every lesson ended
-well and printed its proof line, 1 if one did not, 2 for a wrong argument, 130 after Ctrl-C.
+well and printed its proof line, 1 if one did not or the report could not be written, 2 for a wrong
+argument, 130 after Ctrl-C.
 """
 
 import argparse
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LAUNCHER = "scripts/multinode_setup_and_run.sh"
+REPORT = Path("runs", "report.html")  # where the lessons put their curves
 
 
 def read_course():
@@ -49,7 +52,8 @@ def command_of(lesson):
     if not lesson.get("nodes"):
         return "python", [lesson["file"], *lesson["arguments"]]
     where = [] if "SLURM_JOB_ID" in os.environ else ["--local", "2x2"]
-    return LAUNCHER, [*where, lesson["file"], *lesson["arguments"]]
+    options = lesson.get("launcher", [])
+    return LAUNCHER, [*where, *options, lesson["file"], *lesson["arguments"]]
 
 
 def start(lesson, **options):
@@ -63,12 +67,18 @@ def start(lesson, **options):
     )
 
 
-def run(lesson):
-    """Run one lesson, its output passed on line by line. Return (proof, seconds, problem).
+def event_files():
+    """Return the paths of all files of TensorBoard's that lie where the lessons put theirs."""
+    return set(REPORT.parent.rglob("events.out.tfevents.*"))
 
-    proof is the lesson's line beginning with "=>" or "", problem a few words or "".
+
+def run(lesson):
+    """Run one lesson, its output passed on line by line. Return what came of it, a dict.
+
+    output is the text; showed is its line beginning with "=>" or ""; seconds is how long it took;
+    problem is a few words or "".
     """
-    proof, begin = "", time.monotonic()
+    output, showed, begin = "", "", time.monotonic()
     process = start(lesson)
     # The lesson gets ten times as long as it should need; then it has to end.
     limit = 10 * lesson["seconds"]
@@ -77,22 +87,37 @@ def run(lesson):
     try:
         for line in process.stdout:
             print(f"   {line}", end="", flush=True)
+            output += line
             if line.startswith("=>"):
-                proof = line.strip()
+                showed = line.strip()
         status = process.wait()
     finally:
         timer.cancel()
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
             process.wait()
-    seconds = time.monotonic() - begin
+    seconds, problem = time.monotonic() - begin, ""
     if seconds > limit:
-        return proof, seconds, f"stopped after {limit} s"
-    if status:
-        return proof, seconds, f"exit status {status}"
-    if not re.fullmatch(lesson["proof"], proof):
-        return proof, seconds, "its proof line is missing or wrong"
-    return proof, seconds, ""
+        problem = f"stopped after {limit} s"
+    elif status:
+        problem = f"exit status {status}"
+    elif not re.fullmatch(lesson["proof"], showed):
+        problem = "its proof line is missing or wrong"
+    return {"output": output, "showed": showed, "seconds": seconds, "problem": problem}
+
+
+def write_report(results, began):
+    """Write the report of a run that began at this time (seconds). Return whether it worked."""
+    from report import write  # here, because what it imports takes seconds to load
+
+    try:
+        write(REPORT, results, shlex.join(["scripts/run_course.sh", *sys.argv[1:]]), began)
+    except OSError as error:
+        reason = f"{error.filename}: {error.strerror}"
+        print(f"There is no report: {REPORT} cannot be written ({reason}).", file=sys.stderr)
+        return False
+    print(f"report: {REPORT}")
+    return True
 
 
 def main():
@@ -109,20 +134,23 @@ def main():
         for x in lessons:
             print(f"{x['id']:>12}  {x['file']:<38} {x['idea']}")
         return 0
-    rows = []
+    began, results = time.time(), []
     for number, lesson in enumerate(lessons, 1):
         program, arguments = command_of(lesson)
-        shown = " ".join([program, *arguments])
+        shown, before = shlex.join([program, *arguments]), event_files()
         print(f"\n[{number}/{len(lessons)}] {lesson['idea']}\n   $ {shown}", flush=True)
-        rows.append((lesson["id"], *run(lesson)))
-    width = max(len(proof) for _, proof, _, _ in rows)
+        result = {"id": lesson["id"], "idea": lesson["idea"], "command": shown, **run(lesson)}
+        results.append({**result, "events": sorted(event_files() - before)})
+    width = max(len(x["showed"]) for x in results)
     print(f"\n{'lesson':>12}  {'what it showed':<{width}}  {'seconds':>7}")
-    for name, proof, seconds, problem in rows:
-        print(f"{name:>12}  {proof:<{width}}  {seconds:7.1f}  {problem or 'ok'}")
-    failed = [name for name, _, _, problem in rows if problem]
-    total = sum(seconds for _, _, seconds, _ in rows)
-    print(f"\n{len(rows) - len(failed)} of {len(rows)} lessons ok, {total:.0f} seconds in all")
-    return 1 if failed else 0
+    for x in results:
+        state = x["problem"] or "ok"
+        print(f"{x['id']:>12}  {x['showed']:<{width}}  {x['seconds']:7.1f}  {state}")
+    well = sum(not x["problem"] for x in results)
+    total = sum(x["seconds"] for x in results)
+    print(f"\n{well} of {len(results)} lessons ok, {total:.0f} seconds in all", flush=True)
+    written = write_report(results, began)
+    return 0 if well == len(results) and written else 1
 
 
 if __name__ == "__main__":

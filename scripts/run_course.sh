@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the lessons on this machine and ends with a table of what they showed.
+# Runs the lessons on this machine and ends with a table of what they showed. The report of the run,
+# with figures, is one page: runs/report.html.
 #
 # Usage: scripts/run_course.sh [--list] [day1 | day2 | LESSON]...
 #   scripts/run_course.sh            all lessons

@@ -1,8 +1,10 @@
 """What the tests share: the list of lessons, and running one as a user does."""
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -44,6 +46,36 @@ def run_lesson(lesson_id, *arguments, cwd, file=None, env=None, timeout=200):
     # Python's own helper processes notice a moment later that they are no longer needed.
     assert wait_for(lambda: not processes_of(process.pid), 5), "processes are left behind"
     return process.returncode, output
+
+
+@contextlib.contextmanager
+def server(*command, cwd, env=None):
+    """Start a command that serves a page on this machine. Yield its process, with .url.
+
+    At the end it gets Ctrl-C. Then .output is what it printed after the address.
+    """
+    process = subprocess.Popen(
+        command,
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        lines = iter(process.stdout.readline, "")
+        found = (re.search(r"http://127\.0\.0\.1:\d+/", line) for line in lines)
+        process.url = next(filter(None, found))[0]
+        yield process
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(20)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    process.output = process.stdout.read()
 
 
 def wait_for(condition, seconds):

