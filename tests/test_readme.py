@@ -22,7 +22,6 @@ GLOBS = ("*.md", "*/*.md", "*/exercises/*.md")
 PAGES = [page for glob in GLOBS for page in sorted(ROOT.glob(glob))]
 PAGES = [page for page in PAGES if page.parent.name != "slides" or not page.stem.startswith("day")]
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.M | re.S)
-LATER = re.compile(r"<!-- later: .*")  # what follows on the line is about something to come
 # Code within a sentence that is a command.
 COMMAND = re.compile(
     r"(?:[A-Z_]+=\S* )?(?:\S*\.sh\b|nvidia-smi$|(?:apt-get|cd|df|diff|du|export|find|git|ip|kill|"
@@ -150,7 +149,8 @@ BY_TEST = {
     ],
     "test_readme.py::test_the_lessons_say": ["python day2/9_torch_dist_multi_node.py"],
     "test_nodes.py::test_lesson_9_on_imitated_nodes": [
-        "scripts/multinode_setup_and_run.sh --local 2x2 9"
+        "scripts/multinode_setup_and_run.sh --local 2x2 9",
+        "scripts/multinode_setup_and_run.sh --local 2x2 --monitor 9",
     ],
     "test_nodes.py::test_lesson_10_on_imitated_nodes_has_the_losses_of_one_node": [
         "scripts/multinode_setup_and_run.sh --local 2x2 10"
@@ -165,9 +165,6 @@ BY_TEST = {
     ],
     "test_nodes.py::test_torchrun_on_two_nodes": [
         "scripts/multinode_setup_and_run.sh --torchrun 9"
-    ],
-    "test_nodes.py::test_launcher_monitors_each_node": [
-        "scripts/multinode_setup_and_run.sh --local 2x2 --monitor 9"
     ],
     "test_nodes.py::test_lesson_11_by_sbatch_writes_to_logs": [
         "scripts/multinode_setup_and_run.sh 11",
@@ -210,6 +207,21 @@ BY_TEST = {
     "test_exercises.py::test_hints_come_one_at_a_time": [
         "python scripts/check.py 4.1 --hint",
         "python scripts/check.py 10.1 --hint",
+    ],
+    "test_lesson_12.py::test_ranks_that_are_killed_change_nothing": [
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node=2 "
+        "--max-restarts=3 day2/12_mnist_ddp_torchrun_elastic.py --crash-at-step 100",
+        "scripts/multinode_setup_and_run.sh --local 2x2 --max-restarts 3 12 --crash-at-step 100",
+    ],
+    "test_lesson_12.py::test_a_failing_rank_on_two_nodes_of_slurm": [
+        "scripts/multinode_setup_and_run.sh --max-restarts 3 12 --crash-at-step 100"
+    ],
+    "test_lesson_12.py::test_stopped_by_a_signal_it_goes_on_with_another_number_of_ranks": [
+        "kill -TERM"
+    ],
+    "test_traces.py::test_perfetto_shows_all_ranks_and_asks_nobody_else": [
+        "python scripts/view_traces.py",
+        "python scripts/view_traces.py log",
     ],
     "test_slides.py::test_excerpts_and_figures_are_current": [
         "python slides/excerpts.py",
@@ -268,6 +280,7 @@ NEEDS = {
         "module list",
     ],
     "another machine, reached by ssh": [
+        "ssh -L",
         "ssh -L 6006:localhost:6006 <user>@<machine>",
         "scp -r <user>@<machine>:course/runs .",
         "tmux new -s course",
@@ -299,10 +312,6 @@ WORDS = {
 }
 
 
-def text_of(page):
-    return LATER.sub("", page.read_text())
-
-
 def table(text, heading):
     """Return the rows, lists of cells, of all tables in a part of a page."""
     part = f"\n{text}".partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
@@ -317,7 +326,7 @@ def code_in(text):
 
 def commands_in(page):
     """Return the commands of a page: of its fences, its cheat sheet and its sentences."""
-    text, found = text_of(page), []
+    text, found = page.read_text(), []
     for kind, body in FENCE.findall(text):
         lines = [re.sub(r"\s{2,}#.*", "", line.strip()) for line in body.splitlines()]
         if kind == "bash":
@@ -498,7 +507,9 @@ def test_tensorboard_starts(tmp_path):
 
 def test_the_guide_shows_where_the_ranks_stand(tmp_path):
     """Two of the ways of day1/GUIDE.md, on exercise 0.2 with a longer timeout."""
-    (body,) = (b for k, b in FENCE.findall(text_of(ROOT / "day1" / "GUIDE.md")) if k == "python")
+    (body,) = (
+        b for k, b in FENCE.findall((ROOT / "day1" / "GUIDE.md").read_text()) if k == "python"
+    )
     added = [line.strip().replace("20", "1") for line in body.splitlines()]
     text = (ROOT / "day1" / "exercises" / "0.2_waits_for_ever.py").read_text()
     head = 'def main():\n    """Run on every rank: count the images of all ranks."""\n'
@@ -640,21 +651,24 @@ SYMPTOMS = {
     ),
     "No error until the end, but a poor model": "torch",
     "All ranks are slow, although only one node is busy with something else": (
-        "test_nodes.py::test_launcher_monitors_each_node"
+        "test_nodes.py::test_lesson_9_on_imitated_nodes"
     ),
     "`ended with signal KILL`": (
         "test_nodes.py::test_a_killed_rank_on_a_node_is_named_and_ends_the_job"
     ),
     "`User defined signal 1`, shortly before the time is over": "slurm",
     "`DUE TO TIME LIMIT`": "slurm",
+    "`snapshot.pt is of a job with other arguments. Repeat those, or delete`": (
+        "test_lesson_12.py::test_stopped_by_a_signal_it_goes_on_with_another_number_of_ranks"
+    ),
 }
 MARK = re.compile(r" \((only with(?:out)? [^()]+)\)$")
 
 
 def symptoms():
     """Return {symptom without its mark: mark} of all tables of troubles."""
-    rows = table(text_of(ROOT / "README.md"), "Troubleshooting")
-    rows += table(text_of(ROOT / "day2" / "README.md"), "When it does not work")
+    rows = table((ROOT / "README.md").read_text(), "Troubleshooting")
+    rows += table((ROOT / "day2" / "README.md").read_text(), "When it does not work")
     names = [row[0] for row in rows if row[0] != "symptom"]
     assert len(names) == len(set(names)), "a symptom stands in two rows"
     marks = {name: MARK.search(name) for name in names}
@@ -912,7 +926,7 @@ def test_every_link_leads_somewhere(page):
 
 
 def test_the_agenda_is_that_of_the_slides():
-    cells = table(text_of(ROOT / "slides" / "TEACHING.md"), "Agenda")
+    cells = table((ROOT / "slides" / "TEACHING.md").read_text(), "Agenda")
     days = " ".join(" | ".join(row) + "\n" for row in cells).split("begin | part | minutes\n")[1:]
     for day, text in zip(("day1", "day2"), days, strict=True):
         rows = re.findall(r"(\d\d):(\d\d) \| ([\w -]+) \| (\d+)", text)
@@ -927,23 +941,35 @@ def test_the_agenda_is_that_of_the_slides():
 
 
 def test_the_run_times_are_those_of_all_lessons():
-    rows = table(text_of(ROOT / "slides" / "TEACHING.md"), "How long the lessons run")
+    rows = table((ROOT / "slides" / "TEACHING.md").read_text(), "How long the lessons run")
     assert [name for name, _ in rows[1:]] == list(LESSONS)
     assert all(0 < float(seconds) < 300 for _, seconds in rows[1:])
 
 
 # Abbreviations that are names, or explained where they stand.
-NAMES = {"DETAIL", "INFO", "LICENSE", "MIT", "NVIDIA", "PDF", "README", "SUM", "TODO", "WSL"}
+NAMES = {
+    "DETAIL",
+    "DIFFERENT",
+    "INFO",
+    "LICENSE",
+    "MIT",
+    "NVIDIA",
+    "PDF",
+    "README",
+    "SUM",
+    "TODO",
+    "WSL",
+}
 
 
 def test_the_glossary_has_the_words_of_the_course():
-    rows = table(text_of(ROOT / "README.md"), "Glossary")[1:]
+    rows = table((ROOT / "README.md").read_text(), "Glossary")[1:]
     names = [name for name, _ in rows]
     assert names == sorted(names, key=str.lower)
     explained = " ".join(" ".join(row) for row in rows)
     short, terms = set(), set()
     for page in [*PAGES, *ROOT.glob("slides/day*.md")]:
-        text = FENCE.sub("", text_of(page))
+        text = FENCE.sub("", page.read_text())
         if page not in PAGES:
             terms |= {row[0] for row in table(text, "Words of the day")[1:]}
         terms |= set(re.findall(r"(?<=\w )\*\*([a-z][a-z ]*)\*\*", text))  # bold where explained
@@ -961,7 +987,7 @@ def test_the_cheat_sheet_prints_on_one_page(tmp_path):
     browser = os.environ.get("CHROME_PATH", "chromium")
     if shutil.which(browser) is None or shutil.which("pdfinfo") is None:
         cannot("needs chromium and pdfinfo")
-    part = text_of(ROOT / "README.md").partition("\n## Cheat sheet\n")[2].partition("\n## ")[0]
+    part = (ROOT / "README.md").read_text().partition("\n## Cheat sheet\n")[2].partition("\n## ")[0]
     page = tmp_path / "page.html"
     assert "with a scale of 60%" in part
     style = """@page {size: A4; margin: 1cm}
