@@ -138,7 +138,7 @@ def memory(name, model, optimizer, text):
     """Print what a rank holds in one more step. Return the megabytes that stay between steps."""
     parameters, inside = list(model.parameters()), []
     # In a layer's turn its parameters are whole, and the rank's own parts stay beside them.
-    layer = getattr(model, "module", model).layers[1]
+    layer = getattr(model, "module", model).layers[0]
     hook = layer.register_forward_pre_hook(
         lambda *_: inside.append(size([*parameters, *model.parameters()]))
     )
@@ -194,17 +194,18 @@ def train(name, epochs, text, args):
 def main(device, args):
     """Run on every rank: train with DDP and sharded, or go on from the checkpoint. Compare."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    if dist.get_backend() == "gloo":  # on the CPU, then, even where ranks share a GPU
+    if dist.get_backend() == "gloo":  # ranks that share a GPU leave it: gloo is for the CPU
         device, mean = torch.device("cpu"), torch.zeros(1)
         dist.reduce_scatter_tensor(mean, torch.ones(world_size), op=dist.ReduceOp.AVG)
         # The gloo of older versions gives the sum instead, without a word.
         if mean != 1 or not hasattr(torch.cpu.Stream, "record_event"):
-            hint = f"torch {torch.__version__} shards on GPUs only: without them use a newer one"
+            hint = f"torch {torch.__version__} cannot shard on CPUs: use a newer one, or GPUs"
             sys.exit(hint if rank == 0 else 2)
     text = make_text().to(device)
     shares = text.flatten().bincount() / text.numel()  # how often each character comes
     if rank == 0:
-        print(f"loss of guessing by frequency alone: {torch.special.entr(shares).sum():.4f}")
+        guess = torch.special.entr(shares).sum()  # the loss of one who knows nothing else
+        print(f"model on the {device.type}; guessing by frequency alone: loss {guess:.4f}")
     if args.resume:
         expected = torch.tensor(args.losses, device=device)
         losses, _ = train("resumed", range(args.epochs, args.epochs + 1), text, args)

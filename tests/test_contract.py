@@ -8,7 +8,7 @@ import pytest
 from helpers import COURSE, LESSONS, ROOT
 
 MAX_LINES = 200
-MAX_LINES_OF = {"5": 209, "8": 213, "11": 289, "17": 270}  # they compute something besides
+MAX_LINES_OF = {"5": 209, "8": 213, "11": 289, "17": 271}  # they compute something besides
 FIELDS = ["Builds on:", "New here:", "Run:", "Look for:", "Try next:"]
 
 

@@ -79,7 +79,7 @@ def test_four_ranks_hold_a_quarter_and_learn_the_same(four):
     assert 2 * part["parameters"] < part["inside"] < 0.7 * whole["inside"]
     assert loss("DDP", 0, output) == pytest.approx(loss("FSDP", 0, output), abs=1e-4)
     # It learns more than which characters are frequent.
-    frequency = float(re.search(r"frequency alone: ([\d.]+)", output)[1])
+    frequency = float(re.search(r"frequency alone: loss ([\d.]+)", output)[1])
     assert loss("FSDP", 1, output) < 0.8 * frequency
     curve = losses(folder / "runs" / STEM)
     assert [pieces for pieces, _ in curve] == [32 * (step + 1) for step in range(24)]
@@ -102,6 +102,13 @@ def test_two_nodes_of_a_real_slurm_go_on_where_four_ranks_stopped(four, slurm, t
     half, quarter = megabytes("resumed", done.stdout), megabytes("FSDP", output)
     for kind in ("parameters", "gradients", "states"):
         assert half[kind] == pytest.approx(2 * quarter[kind], abs=0.02)
+
+
+def test_one_rank_has_nobody_to_share_with(tmp_path):
+    status, output = run_lesson("17", "--max-steps", 2, cwd=tmp_path, env=ALONE)
+    assert status == 0, output
+    assert proves("17", output), output
+    assert "states 1.00 of DDP's" in output
 
 
 def test_three_ranks_and_then_one(tmp_path):
@@ -150,7 +157,7 @@ def test_a_gloo_that_does_not_average_is_refused(tmp_path):
     status, output = run_lesson("17", cwd=tmp_path, file=file, env=ALONE)
     assert status == 1
     assert "Traceback" not in output
-    assert re.search(r"^torch \S+ shards on GPUs only: without them use a newer one$", output, re.M)
+    assert re.search(r"^torch \S+ cannot shard on CPUs: use a newer one, or GPUs$", output, re.M)
 
 
 @pytest.mark.mutation
