@@ -19,7 +19,7 @@ make_environment() {
   fi
   if "$base" - 2>/dev/null <<'PY'
 import importlib.util, sys
-names = "torch torchvision tensorboard torch_tb_profiler h5py tqdm matplotlib jinja2 viztracer"
+names = "torch torchvision tensorboard torch_tb_profiler h5py accelerate tqdm matplotlib jinja2 viztracer"
 names += " pytest xdist pytest_timeout"
 sys.exit(any(importlib.util.find_spec(name) is None for name in names.split()))
 PY

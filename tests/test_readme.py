@@ -219,6 +219,13 @@ BY_TEST = {
     "test_lesson_12.py::test_stopped_by_a_signal_it_goes_on_with_another_number_of_ranks": [
         "kill -TERM"
     ],
+    "test_lesson_15.py::test_it_finds_the_line_on_two_nodes": [
+        "scripts/multinode_setup_and_run.sh 15"
+    ],
+    "test_lesson_17.py::test_two_nodes_of_a_real_slurm_go_on_where_four_ranks_stopped": [
+        "scripts/multinode_setup_and_run.sh 17",
+        "scripts/multinode_setup_and_run.sh --local 2x1 17 --resume",
+    ],
     "test_traces.py::test_perfetto_shows_all_ranks_and_asks_nobody_else": [
         "python scripts/view_traces.py",
         "python scripts/view_traces.py log",
@@ -272,6 +279,7 @@ NEEDS = {
         "TORCH_NCCL_DUMP_ON_TIMEOUT=1",
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE=flight/rank_",
         "torchfrtrace --prefix rank_ flight",
+        "accelerate launch --num_processes 2 day2/15_linear_accelerate.py",
     ],
     "a computing centre with modules": [
         "module load",
@@ -950,15 +958,18 @@ def test_the_run_times_are_those_of_all_lessons():
 NAMES = {
     "DETAIL",
     "DIFFERENT",
+    "FSDP2",
     "INFO",
     "LICENSE",
     "MIT",
+    "MPI",
     "NVIDIA",
     "PDF",
     "README",
     "SUM",
     "TODO",
     "WSL",
+    "XPU",
 }
 
 

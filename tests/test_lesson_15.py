@@ -1,0 +1,76 @@
+"""Lesson 15: with Accelerate and without, the same training."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from helpers import LESSONS, ROOT, losses, proves
+
+LAUNCHER = ROOT / "scripts" / "multinode_setup_and_run.sh"
+LESSON = ROOT / LESSONS["15"]["file"]
+
+
+def run(*command, cwd):
+    """Run a command; return (exit status, stdout, stderr)."""
+    done = subprocess.run(
+        [*map(str, command)], cwd=cwd, capture_output=True, text=True, timeout=200
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def gap(output):
+    """Return how far the losses with Accelerate are from those without."""
+    return float(re.search(r"losses within (\S+)", output)[1])
+
+
+def test_it_finds_the_line_on_two_nodes(tmp_path):
+    status, output, errors = run(LAUNCHER, "--local", "2x1", "15", cwd=tmp_path)
+    assert status == 0, errors
+    assert output.count("ranks: 2, device: ") == 1
+    assert proves("15", output)
+    curve = losses(tmp_path / "runs" / LESSON.stem)
+    assert [step for step, _ in curve] == [4 * n for n in range(1, 51)]
+    assert curve[-1][1] < 1e-3 < curve[0][1]
+
+
+def test_three_ranks_take_the_same_steps(tmp_path):
+    few = ("--epochs", 3, "--batch-size", 50)
+    status, output, errors = run(LAUNCHER, "--local", 3, "15", *few, cwd=tmp_path)
+    assert status == 0, errors
+    assert "ranks: 3, device: " in output
+    assert gap(output) < 1e-5
+
+
+def test_accelerate_launch_starts_it_too(tmp_path):
+    launch = (sys.executable, "-m", "accelerate.commands.launch", "--cpu")
+    status, output, errors = run(*launch, LESSON, "--epochs", 1, cwd=tmp_path)
+    assert status == 0, errors
+    assert "ranks: 1, device: cpu" in output
+    assert gap(output) < 1e-5
+
+
+def test_on_two_nodes_of_slurm(slurm, tmp_path):
+    done = slurm.run("salloc", "--nodes", 2, LAUNCHER, "15", "--epochs", 3, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "ranks: 2, device: cpu" in done.stdout
+    assert gap(done.stdout) < 1e-5
+
+
+@pytest.mark.mutation
+def test_without_prepare_it_is_another_training(tmp_path):
+    text, line = LESSON.read_text(), ".prepare(model, optimizer, loader)"
+    assert text.count(line) == 1
+    mutant = tmp_path / "mutant.py"
+    mutant.write_text(text.replace(f"accelerator{line}", "model, optimizer, loader"))
+    status, output, errors = run(LAUNCHER, "--local", "2", mutant, "--epochs", 3, cwd=tmp_path)
+    assert status == 0, errors
+    assert gap(output) > 1e-3
+    assert not proves("15", output)
+
+
+def test_a_bad_argument_gets_a_sentence(tmp_path):
+    status, output, errors = run(sys.executable, LESSON, "--batch-size", 1001, cwd=tmp_path)
+    assert status == 2
+    assert output == ""
+    assert "batch-size must be at most 1000" in errors.splitlines()[-1]
