@@ -8,7 +8,13 @@ import pytest
 from helpers import COURSE, LESSONS, ROOT
 
 MAX_LINES = 200
-MAX_LINES_OF = {"12": 290, "5": 209, "8": 213, "11": 289}  # they compute something besides
+MAX_LINES_OF = {
+    "12": 290,
+    "14": 281,
+    "5": 209,
+    "8": 213,
+    "11": 289,
+}  # they compute something besides
 FIELDS = ["Builds on:", "New here:", "Run:", "Look for:", "Try next:"]
 
 
