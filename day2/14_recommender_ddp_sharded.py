@@ -50,28 +50,25 @@ def read(file, rows):
 
 
 def parts(files, begins, ends, device):
-    """Yield users, movies and ratings of this rank's files, from one row to another, in parts."""
+    """Yield users, movies, ratings of this rank's files, from one row to another, part by part."""
     mine = slice(dist.get_rank(), None, dist.get_world_size())
     for file, begin, end in zip(files[mine], begins[mine], ends[mine]):
         for row in range(begin, end, 50_000):
             yield [x.to(device) for x in read(file, slice(row, min(row + 50_000, end)))]
 
 
-def batches(files, counts, epoch, device, args):
-    """Yield users, movies and ratings of this rank's batches: as many on each rank, of one size.
+def batches(files, counts, size, steps, epoch, device, args):
+    """Yield users, movies and ratings of this rank's batches in an epoch.
 
     counts: how many ratings at the beginning of each file are for training, int64 [files].
+    size: how many ratings of each of its files a rank uses in a step.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     # Drawn alike by all ranks: the order of the files, and where to begin in each of them.
     random = np.random.default_rng([args.seed % 2**32, epoch])
     order, begins = random.permutation(len(files)), random.integers(counts)
-    # Equally many files for each rank. Those left over have their turn in another epoch.
+    # Equally many files for each rank; those left over have their turn in another epoch.
     mine = order[: len(files) // world_size * world_size][rank::world_size]
-    # A step takes equally many ratings of each file: so they are the same ones, however many ranks
-    # share the files. The shortest file says how many steps there are, and says so to all ranks.
-    size = min(max(1, args.batch_size // len(mine)), counts.min())
-    steps = min(counts.min() // size, args.max_steps or sys.maxsize)
     for first in tqdm(range(0, steps, args.buffer), disable=rank > 0 or None, leave=False):
         last, columns = min(first + args.buffer, steps), ([], [], [])
         for file in mine:
@@ -125,22 +122,21 @@ def gather_rows(state, bucket):
         dist.all_gather_into_tensor(gathered[-1], mine)
     rows, values = gathered  # a row that comes several times is added up in the optimizer
     average = torch.sparse_coo_tensor(rows[None], values, gradient.shape, check_invariants=False)
-    future = torch.futures.Future()
+    future = torch.futures.Future()  # of what is still on its way; here we have waited for it
     future.set_result(average)
     return future
 
 
-def train_one_epoch(model, optimizer, batches):
-    """Train on each batch once. Return [2, steps]: loss summed over the batch; batch size."""
-    history = []
-    for users, movies, ratings in batches:
+def train_one_epoch(model, optimizer, batches, history):
+    """Train on each batch once. Fill history: in row 0 losses summed over a batch, in row 1 sizes."""
+    for step, (users, movies, ratings) in enumerate(batches):
         optimizer.zero_grad()
         loss = F.mse_loss(model(users, movies), ratings)
         loss.backward()
         optimizer.step()
-        # No .item() here: the CPU would wait for the GPU in every step.
-        history.append(torch.stack([loss.detach() * len(ratings), loss.new_tensor(len(ratings))]))
-    return torch.stack(history, dim=1)
+        # No .item() here: the CPU would wait for the GPU in every step. And no list of small
+        # tensors: strewn over the memory, they keep what is free between them from being used.
+        history[0, step], history[1, step] = loss.detach() * len(ratings), len(ratings)
 
 
 @torch.no_grad()
@@ -197,18 +193,23 @@ def train(model, files, counts, device, args):
     model = DistributedDataParallel(model)
     model.register_comm_hook(None, gather_rows)  # what to do instead of all_reduce
     optimizer = torch.optim.SparseAdam(model.parameters(), lr=args.lr)  # changes used rows only
-    histories = []
-    for epoch in range(args.epochs):
+    # A step takes equally many ratings of each file. So its ratings are the same for any number of
+    # ranks, if no file is left over. The shortest file tells all alike how many steps there are.
+    size = min(max(1, args.batch_size // (len(files) // dist.get_world_size())), counts.min())
+    steps = min(counts.min() // size, args.max_steps or sys.maxsize)
+    histories = torch.zeros(args.epochs, 2, steps, device=device)
+    for epoch, history in enumerate(histories):
         begin = time.perf_counter()
-        steps = batches(files, counts, epoch, device, args)
-        histories.append(train_one_epoch(model, optimizer, steps))
-        dist.all_reduce(histories[-1])  # losses and ratings of all ranks, step by step
+        mine = batches(files, counts, size, steps, epoch, device, args)
+        train_one_epoch(model, optimizer, mine, history)
+        dist.all_reduce(history)  # losses and ratings of all ranks, step by step
         # Reading the sums waits for the device. Only then is it fair to read the clock.
-        loss, count = histories[-1].sum(1).tolist()
+        loss, count = history.sum(1).tolist()
         speed = count / (time.perf_counter() - begin)
         if dist.get_rank() == 0:
-            print(f"epoch {epoch}: loss {loss / count:.4f}, {speed:,.0f} ratings/s")
-    return torch.cat(histories, dim=1)
+            row = f"{steps} steps of {count / steps:,.0f} ratings, {speed:,.0f} ratings/s"
+            print(f"epoch {epoch}: loss {loss / count:.4f}, {row}")
+    return torch.cat([*histories], dim=1)
 
 
 def main(device, args):

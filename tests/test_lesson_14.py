@@ -127,15 +127,16 @@ def write_numbers(folder, lengths):
     return sorted(folder.glob("*.npy"))
 
 
-def steps_of(module, monkeypatch, files, lengths, world_size, epoch=0, **changes):
+def steps_of(module, monkeypatch, files, lengths, world_size, epoch=0):
     """Return the users of each step on each rank: [rank][step]."""
-    args = argparse.Namespace(seed=0, batch_size=24, max_steps=None, buffer=3)
-    vars(args).update(changes)
+    args = argparse.Namespace(seed=0, buffer=3)
+    counts = np.array(lengths) * 9 // 10
+    size, steps = 4, counts.min() // 4
     monkeypatch.setattr(dist, "get_world_size", lambda: world_size)
     ranks = []
     for rank in range(world_size):
         monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
-        batches = module.batches(files, np.array(lengths) * 9 // 10, epoch, "cpu", args)
+        batches = module.batches(files, counts, size, steps, epoch, "cpu", args)
         ranks.append([users.tolist() for users, _, _ in batches])
     return ranks
 
@@ -149,9 +150,9 @@ def test_ranks_share_the_files_and_all_have_as_many_batches(
     held_out = np.concatenate(
         [np.arange(n * 9 // 10, n) + sum(lengths[:i]) for i, n in enumerate(lengths)]
     )
-    sizes, orders = {"batch_size": 24 // world_size}, []
+    orders = []
     for epoch in range(2):
-        ranks = steps_of(lesson, monkeypatch, files, lengths, world_size, epoch, **sizes)
+        ranks = steps_of(lesson, monkeypatch, files, lengths, world_size, epoch)
         assert len({len(steps) for steps in ranks}) == 1
         assert len({len(batch) for steps in ranks for batch in steps}) == 1
         seen = [user for steps in ranks for batch in steps for user in batch]
@@ -159,8 +160,9 @@ def test_ranks_share_the_files_and_all_have_as_many_batches(
         assert not set(seen) & set(held_out)
         orders.append(seen)
     assert orders[0] != orders[1]
-    if 6 % world_size == 0:  # 4 of each file in each of the 20 steps that the shortest file allows
-        assert len(seen) == 24 * 20
+    assert len(ranks[0]) == 20  # the shortest file has 81 ratings, and each step takes 4 of them
+    if 6 % world_size == 0:
+        assert len(seen) == 6 * 4 * 20
         (single,) = steps_of(lesson, monkeypatch, files, lengths, 1, epoch)
         together = [sorted(chain(*step)) for step in zip(*ranks, strict=True)]
         assert together == [sorted(step) for step in single]
@@ -368,6 +370,24 @@ def test_a_csv_becomes_files_of_even_size_in_random_order(creator, tmp_path):
     status, output = run_lesson("create_ratings", *arguments, "--force", cwd=tmp_path)
     assert status == 0, output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ratings.csv", "shards"]
+
+
+@pytest.mark.mutation
+def test_without_the_second_shuffle_nothing_is_known_of_the_users_held_out(creator, tmp_path):
+    """The exercise of the README."""
+    file, line = (
+        ROOT / LESSONS["create_ratings"]["file"],
+        "random.permutation(np.fromfile(dealt, COLUMNS))",
+    )
+    assert file.read_text().count(line) == 1
+    wrong = load(file, file.read_text().replace(line, "np.fromfile(dealt, COLUMNS)"))
+    for module, share in ((creator, 0.1), (wrong, 1)):
+        folder = tmp_path / str(share)
+        folder.mkdir()
+        module.write(folder, module.generate(10, 0), argparse.Namespace(seed=0, files=3))
+        parts = [np.load(x)["userId"] for x in folder.glob("*.npy")]
+        last = np.concatenate([part[len(part) * 9 // 10 :] for part in parts]) > 9 * 610
+        assert last.mean() == pytest.approx(share, abs=0.01)
 
 
 @pytest.mark.parametrize(
