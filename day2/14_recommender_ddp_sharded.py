@@ -128,7 +128,7 @@ def gather_rows(state, bucket):
 
 
 def train_one_epoch(model, optimizer, batches, history):
-    """Train on each batch once. Fill history: in row 0 losses summed over a batch, in row 1 sizes."""
+    """Train on each batch once. Fill the rows of history: loss summed over a batch; batch size."""
     for step, (users, movies, ratings) in enumerate(batches):
         optimizer.zero_grad()
         loss = F.mse_loss(model(users, movies), ratings)
