@@ -144,6 +144,15 @@ class Job:
         self.history = list((carry * state["history"]).to(self.visits.device).unbind(1))
 
 
+def write_scalars(history):
+    """Write the loss over the images seen to runs/, for TensorBoard."""
+    from torch.utils.tensorboard import SummaryWriter  # here, because only rank 0 needs it
+
+    with SummaryWriter(f"runs/{Path(__file__).stem}", purge_step=0) as writer:
+        for step, (loss, size) in zip(history[1].cumsum(0).int().tolist(), history.T.tolist()):
+            writer.add_scalar("loss/train", loss / size, step)
+
+
 def save(state, path):
     """Write a snapshot and keep the one before. At any moment a whole one is there."""
     temporary = path.with_suffix(f".{os.getpid()}")
@@ -166,15 +175,6 @@ def load(path):
             problem = str(error).partition("\n")[0]
         print(f"{file} cannot be used: {problem}")
     return None
-
-
-def write_scalars(history):
-    """Write the loss over the images seen to runs/, for TensorBoard."""
-    from torch.utils.tensorboard import SummaryWriter  # here, because only rank 0 needs it
-
-    with SummaryWriter(f"runs/{Path(__file__).stem}", purge_step=0) as writer:
-        for step, (loss, size) in zip(history[1].cumsum(0).int().tolist(), history.T.tolist()):
-            writer.add_scalar("loss/train", loss / size, step)
 
 
 def anyone(told, device):

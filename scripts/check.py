@@ -892,6 +892,48 @@ def judge_14_2(seen):
         yield grown < 16, text
 
 
+# 17.1: an optimizer made before sharding
+
+
+def look_17_1(exercise, rank, world_size):
+    model, optimizer, losses = exercise.train(50)
+    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    fits = [id(parameter) in own for parameter in model.parameters()]
+    parts = [parameter.to_local().numel() for parameter in model.parameters()]
+    return sum(fits), len(fits), sum(parts), losses[0], losses[-1]
+
+
+def judge_17_1(seen):
+    for rank, (fits, count, numbers, first, last) in enumerate(seen):
+        yield fits == count, f"rank {rank}: {fits} of {count} parameters are known to the optimizer"
+        yield numbers < 193, f"rank {rank}: keeps {numbers} of the model's 193 numbers"
+        yield last < first / 4, f"rank {rank}: loss {first:.2g} at first, {last:.2g} at last"
+
+
+# 17.2: activation checkpointing
+
+
+def look_17_2(exercise, rank, world_size):
+    import torch
+
+    torch.manual_seed(0)
+    model, x = exercise.Net(), torch.randn(256, 32)
+    numbers = exercise.kept(model, x)
+    mine = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    torch.nn.Sequential(*model.layers)(x).square().mean().backward()
+    right = [parameter.grad for parameter in model.parameters()]
+    return numbers, all(a is not None and torch.allclose(a, b) for a, b in zip(mine, right))
+
+
+def judge_17_2(seen):
+    for rank, (numbers, right) in enumerate(seen):
+        into = 8 * 256 * 32  # what goes into the layers
+        text = f"{numbers:,} numbers are kept for backward; {into:,} go into the layers"
+        yield numbers == into, f"rank {rank}: {text}"
+        yield right, f"rank {rank}: the gradients are {'the right ones' if right else 'others'}"
+
+
 # Running an exercise: the side of the ranks.
 
 

@@ -8,13 +8,8 @@ import pytest
 from helpers import COURSE, LESSONS, ROOT
 
 MAX_LINES = 200
-MAX_LINES_OF = {
-    "12": 290,
-    "14": 282,
-    "5": 209,
-    "8": 213,
-    "11": 289,
-}  # they compute something besides
+# They compute something besides.
+MAX_LINES_OF = {"5": 209, "8": 213, "11": 289, "12": 288, "14": 282, "17": 271}
 FIELDS = ["Builds on:", "New here:", "Run:", "Look for:", "Try next:"]
 
 
