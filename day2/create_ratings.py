@@ -36,13 +36,13 @@ def generate(copies, seed, factors=4):
         counts[: RATINGS - counts.sum()] += 1  # what rounding has taken away
         # Movies come to a user in a random order, popular ones sooner; the first ones are rated.
         waiting = random.standard_exponential((USERS, MOVIES), "f4") / popularity
-        waiting[random.choice(USERS, MOVIES, p=counts / RATINGS), np.arange(MOVIES)] = 0  # somebody
+        waiting[random.choice(USERS, MOVIES, p=counts / RATINGS), np.arange(MOVIES)] = (
+            0  # each by somebody
+        )
         movies = np.concatenate([row.argpartition(n)[:n] for row, n in zip(waiting, counts)])
         users = np.repeat(np.arange(USERS), counts)
-        kindness, tastes = (
-            random.normal(scale=0.4, size=USERS),
-            random.normal(size=(USERS, factors)),
-        )
+        kindness = random.normal(scale=0.4, size=USERS)
+        tastes = random.normal(size=(USERS, factors))
         match = (tastes[users] * kinds[movies]).sum(1) * 0.5 / factors**0.5
         noise = random.normal(scale=0.7, size=RATINGS)
         score = 3.5 + kindness[users] + quality[movies] + match + noise
