@@ -373,8 +373,9 @@ def by_lesson(command):
     """
     for name, lesson in LESSONS.items():
         if lesson.get("nodes"):
-            start = "scripts/multinode_setup_and_run.sh --local 2x2"
-            known = [f"{start} {lesson['file']}", f"{start} {name}"]
+            start = ["scripts/multinode_setup_and_run.sh", "--local", "2x2"]
+            start += lesson.get("launcher", [])
+            known = [" ".join([*start, x, *lesson["arguments"]]) for x in (lesson["file"], name)]
         else:
             known = [" ".join(["python", lesson["file"], *lesson["arguments"]])]
         if command in known:
