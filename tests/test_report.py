@@ -146,7 +146,7 @@ def number(text):
 
 def test_a_run_ends_with_its_report(tmp_path):
     done = subprocess.run(
-        [ROOT / "scripts" / "run_course.sh", "0", "1"],
+        [ROOT / "scripts" / "run_course.sh", "1"],
         cwd=tmp_path,
         env={**os.environ, "PYTHON": sys.executable},
         capture_output=True,
@@ -158,8 +158,8 @@ def test_a_run_ends_with_its_report(tmp_path):
     url = (tmp_path / "runs" / "report.html").as_uri()
     page, messages = open_in_browser(url, tmp_path / "browser")
     assert messages == []
-    assert "2 of 2 lessons ok" in page
-    assert "<code>scripts/run_course.sh 0 1</code>" in page
+    assert "1 of 1 lessons ok" in page
+    assert "<code>scripts/run_course.sh 1</code>" in page
     assert figures_of(page) == ["bandwidth"]
     printed = re.findall(BANDWIDTH, done.stdout)
     assert [row[2:] for row in table_of(page, "bandwidth")] == printed
