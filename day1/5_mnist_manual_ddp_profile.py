@@ -135,7 +135,7 @@ def report(folder):
             print(f"{rank:4}", *(f"{share:14.1%}" for share in shares.values()))
         hidden, total = (sum(row[kind] for row in table) for kind in ("overlap", "communication"))
         share = f"{hidden / max(total, 1e-9):.0%}"
-        print(f"See more: python scripts/view_traces.py {folder}, or tensorboard --logdir={folder}")
+        print(f"See: python scripts/view_traces.py {folder} or tensorboard --logdir={folder}")
         print(f"=> traces in {folder}: {len(table)}; communication hidden by computing: {share}")
 
 

@@ -846,6 +846,100 @@ def judge_11_3(seen):
         )
 
 
+# 12.1: the rest of an epoch after a restart
+
+
+def look_12_1(exercise, rank, world_size):
+    import torch
+
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
+    rests = [exercise.my_rest(order, seen, rank, world_size).tolist() for seen in (0, 16, 39)]
+    return order.tolist(), rests
+
+
+def judge_12_1(seen):
+    size = len(seen)
+    for at, used in enumerate((0, 16, 39)):
+        order, shares = seen[0][0], [rests[at] for _, rests in seen]
+        visits = [image for share in shares for image in share]
+        left, again = set(order[used:]), len(visits) - len(set(visits) - set(order[:used]))
+        whole = len(left) // size * size
+        yield (
+            len(left & set(visits)) == whole and again == 0,
+            f"all ranks: {len(left & set(visits))} of the images left are used, "
+            f"{again} images are used again; right after {used} of 40: {whole} and 0",
+        )
+        for rank, share in enumerate(shares):
+            yield (
+                len(share) == whole // size,
+                f"rank {rank}: {len(share)} images of {len(left)} left",
+            )
+
+
+# 14.1: the gradient of a table, row by row
+
+
+def look_14_1(exercise, rank, world_size):
+    import torch
+
+    # One row that all ranks have used, and one that only this rank has used, twice.
+    rows, values = torch.tensor([0, 1 + rank, 1 + rank]), torch.arange(6.0).view(3, 2) + 10 * rank
+    result = exercise.average_rows(rows.clone(), values.clone())
+    return [x.tolist() for x in (rows, values, *result)]
+
+
+def judge_14_1(seen):
+    def total(row, parts):  # the sum of what the parts have for a row
+        found = [v for rows, values in parts for r, v in zip(rows, values) if r == row]
+        return [sum(column) for column in zip(*found)]
+
+    count = sum(len(rows) for rows, _, _, _ in seen)
+    for rank, (_, _, rows, values) in enumerate(seen):
+        yield len(rows) == count, f"rank {rank}: has the gradients of {len(rows)} of {count} rows"
+        for row in range(len(seen) + 1):
+            right = [x / len(seen) for x in total(row, [mine[:2] for mine in seen])]
+            mine = total(row, [(rows, values)])
+            text = f"rank {rank}: row {row}: {short(mine) or 'nothing'}; right: {short(right)}"
+            yield close(mine, right), text
+
+
+# 14.2: a map that stays
+
+
+def look_14_2(exercise, rank, world_size):
+    path = shared_folder(rank) / f"rank{rank}"
+    exercise.write(path)
+    ratings, before = exercise.Ratings(path), exercise.peak_memory()
+    mean = exercise.mean(ratings)
+    path.unlink()
+    return mean, exercise.peak_memory() - before
+
+
+def judge_14_2(seen):
+    for rank, (mean, grown) in enumerate(seen):
+        yield mean == 2.5, f"rank {rank}: mean {mean:g}; right: 2.5"
+        text = f"rank {rank}: its memory grew by {grown:.0f} MB while it read 48 MB in parts of 4"
+        yield grown < 16, text
+
+
+# 15.1: every world_size-th batch
+
+
+def look_15_1(exercise, rank, world_size):
+    return [
+        [int(batch) for batch in exercise.my_batches(list(range(count)), rank, world_size)]
+        for count in (8, 9)
+    ]
+
+
+def judge_15_1(seen):
+    size = len(seen)
+    for rank, rows in enumerate(seen):
+        for count, mine in zip((8, 9), rows):
+            right = [n * size + rank for n in range(count // size)]
+            yield mine == right, f"rank {rank}: batches {short(mine)}; right: {short(right)}"
+
+
 # 17.1: an optimizer made before sharding
 
 

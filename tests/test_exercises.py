@@ -344,6 +344,7 @@ WRONG = {
     "11.1": ("self.file = h5py.File(self.path)", "self.file = None", r"rank 0: .*TypeError"),
     "11.2": ("[:even]", "[:world_size]", r"rank 0: 1 batches of 10 chunks; all ranks can have 2"),
     "11.3": ("self.rank * workers + worker,", "self.rank,", r"all ranks: \d of 13 chunks come"),
+    "14.1": ("all_values / world_size", "all_values", r"rank 0: row 0: 30, 33; right: 10, 11"),
 }
 
 RIGHT = "5.1"  # and one that is solved

@@ -222,6 +222,24 @@ BY_TEST = {
     "test_lesson_15.py::test_it_finds_the_line_on_two_nodes": [
         "scripts/multinode_setup_and_run.sh 15"
     ],
+    "test_lesson_14.py::test_any_number_of_ranks_gives_the_same_model": [
+        "scripts/multinode_setup_and_run.sh --local 1 14 --batch-size 4096",
+    ],
+    "test_lesson_14.py::test_two_nodes_of_slurm_give_the_same_model": [
+        "scripts/multinode_setup_and_run.sh 14",
+    ],
+    "test_lesson_14.py::test_memory_does_not_grow_with_the_ratings": [
+        "scripts/multinode_setup_and_run.sh --local 1 14 --folder data/ratings200 --batch-size 4096"
+        " --epochs 1",
+    ],
+    "test_lesson_14.py::test_a_csv_becomes_files_of_even_size_in_random_order": [
+        "python day2/create_ratings.py",
+        "python day2/create_ratings.py --copies 200 --folder data/ratings200",
+        "python day2/create_ratings.py --force --csv data/ml-latest-small/ratings.csv",
+    ],
+    "test_lesson_14.py::test_an_archive_is_unpacked_and_a_damaged_one_is_not": [
+        "python scripts/get_movielens.py",
+    ],
     "test_lesson_17.py::test_two_nodes_of_a_real_slurm_go_on_where_four_ranks_stopped": [
         "scripts/multinode_setup_and_run.sh 17",
         "scripts/multinode_setup_and_run.sh --local 2x1 17 --resume",
@@ -355,8 +373,9 @@ def by_lesson(command):
     """
     for name, lesson in LESSONS.items():
         if lesson.get("nodes"):
-            start = "scripts/multinode_setup_and_run.sh --local 2x2"
-            known = [f"{start} {lesson['file']}", f"{start} {name}"]
+            start = ["scripts/multinode_setup_and_run.sh", "--local", "2x2"]
+            start += lesson.get("launcher", [])
+            known = [" ".join([*start, x, *lesson["arguments"]]) for x in (lesson["file"], name)]
         else:
             known = [" ".join(["python", lesson["file"], *lesson["arguments"]])]
         if command in known:

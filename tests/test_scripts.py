@@ -73,4 +73,5 @@ def test_no_script_runs_unchecked_code():
         text = path.read_text()
         assert "shell=True" not in text
         assert "eval(" not in text.replace("model.eval(", "")
-        assert "torch.load(" not in text
+        # A snapshot may come from somebody else.
+        assert text.count("torch.load(") == text.count("weights_only=True")
