@@ -141,11 +141,12 @@ def main():
         print(f"\n[{number}/{len(lessons)}] {lesson['idea']}\n   $ {shown}", flush=True)
         result = {"id": lesson["id"], "idea": lesson["idea"], "command": shown, **run(lesson)}
         results.append({**result, "events": sorted(event_files() - before)})
+    name = max(len("lesson"), *(len(x["id"]) for x in results))
     width = max(len(x["showed"]) for x in results)
-    print(f"\n{'lesson':>12}  {'what it showed':<{width}}  {'seconds':>7}")
+    print(f"\n{'lesson':>{name}}  {'what it showed':<{width}}  {'seconds':>7}")
     for x in results:
         state = x["problem"] or "ok"
-        print(f"{x['id']:>12}  {x['showed']:<{width}}  {x['seconds']:7.1f}  {state}")
+        print(f"{x['id']:>{name}}  {x['showed']:<{width}}  {x['seconds']:7.1f}  {state}")
     well = sum(not x["problem"] for x in results)
     total = sum(x["seconds"] for x in results)
     print(f"\n{well} of {len(results)} lessons ok, {total:.0f} seconds in all", flush=True)
