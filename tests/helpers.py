@@ -15,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 COURSE = tomllib.loads((ROOT / "scripts" / "course.toml").read_text())
+LAUNCHER = ROOT / "scripts" / "multinode_setup_and_run.sh"
 LESSONS = {lesson["id"]: lesson for lesson in COURSE["lesson"]}
 
 
@@ -76,6 +77,21 @@ def server(*command, cwd, env=None):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     process.output = process.stdout.read()
+
+
+def launch(*arguments, cwd, env=None, timeout=200):
+    """Run the launcher outside Slurm; return (exit status, stdout and stderr)."""
+    done = subprocess.run(
+        [LAUNCHER, *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+    )
+    return done.returncode, done.stdout
 
 
 def wait_for(condition, seconds):

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import LESSONS, ROOT, losses, processes_of, proof_of, proves
+from helpers import LAUNCHER, LESSONS, ROOT, losses, processes_of, proof_of, proves
 
-LAUNCHER = ROOT / "scripts" / "multinode_setup_and_run.sh"
 LESSON = ROOT / LESSONS["12"]["file"]
 FEW = ("--made-up", 3198, "--batch-size", 32, "--save-every", 10)
 SNAPSHOT = "runs/12_mnist_ddp_torchrun_elastic/snapshot.pt"

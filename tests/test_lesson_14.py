@@ -13,9 +13,8 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch.distributed as dist
-from helpers import LESSONS, ROOT, losses, proof_of, proves, run_lesson
+from helpers import LAUNCHER, LESSONS, ROOT, launch, losses, proof_of, proves, run_lesson
 
-LAUNCHER = ROOT / "scripts" / "multinode_setup_and_run.sh"
 LESSON = ROOT / LESSONS["14"]["file"]
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
 ALONE |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -74,18 +73,9 @@ def alone(ratings, tmp_path_factory):
     return output, losses(folder / "runs" / LESSON.stem)
 
 
-def launch(where, file, *arguments, cwd):
-    """Run a file on imitated nodes; return its output."""
-    command = [LAUNCHER, "--local", where, file, *arguments]
-    done = subprocess.run(
-        command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=200
-    )
-    return done.stdout
-
-
 @pytest.mark.parametrize(("where", "ranks"), [("1x3", 3), ("2x2", 4)])
 def test_any_number_of_ranks_gives_the_same_model(where, ranks, ratings, alone, tmp_path):
-    output = launch(where, LESSON, *options(ratings, ranks), cwd=tmp_path)
+    _, output = launch("--local", where, LESSON, *options(ratings, ranks), cwd=tmp_path)
     assert proves("14", output), output
     assert "Warning" not in output
     assert f"files: 12, for each rank: {12 // ranks}\n" in output
@@ -109,7 +99,7 @@ def test_without_the_rows_of_the_others_the_model_is_another_one(ratings, alone,
     assert text.count(line) == 1
     mutant = tmp_path / LESSON.name
     mutant.write_text(text.replace(line, "gathered[-1][:] = torch.cat([mine] * world_size)"))
-    output = launch("2", mutant, *options(ratings, 2), cwd=tmp_path)
+    _, output = launch("--local", "2", mutant, *options(ratings, 2), cwd=tmp_path)
     assert "=> " in output
     assert not same(output, alone[0])
 

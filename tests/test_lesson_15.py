@@ -5,9 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from helpers import LESSONS, ROOT, losses, proves
+from helpers import LAUNCHER, LESSONS, ROOT, launch, losses, proves
 
-LAUNCHER = ROOT / "scripts" / "multinode_setup_and_run.sh"
 LESSON = ROOT / LESSONS["15"]["file"]
 
 
@@ -25,8 +24,8 @@ def gap(output):
 
 
 def test_it_finds_the_line_on_two_nodes(tmp_path):
-    status, output, errors = run(LAUNCHER, "--local", "2x1", "15", cwd=tmp_path)
-    assert status == 0, errors
+    status, output = launch("--local", "2x1", "15", cwd=tmp_path)
+    assert status == 0, output
     assert output.count("ranks: 2, device: ") == 1
     assert proves("15", output)
     curve = losses(tmp_path / "runs" / LESSON.stem)
@@ -36,8 +35,8 @@ def test_it_finds_the_line_on_two_nodes(tmp_path):
 
 def test_three_ranks_take_the_same_steps(tmp_path):
     few = ("--epochs", 3, "--batch-size", 50)
-    status, output, errors = run(LAUNCHER, "--local", 3, "15", *few, cwd=tmp_path)
-    assert status == 0, errors
+    status, output = launch("--local", 3, "15", *few, cwd=tmp_path)
+    assert status == 0, output
     assert "ranks: 3, device: " in output
     assert gap(output) < 1e-5
 
@@ -63,8 +62,8 @@ def test_without_prepare_it_is_another_training(tmp_path):
     assert text.count(line) == 1
     mutant = tmp_path / "mutant.py"
     mutant.write_text(text.replace(f"accelerator{line}", "model, optimizer, loader"))
-    status, output, errors = run(LAUNCHER, "--local", "2", mutant, "--epochs", 3, cwd=tmp_path)
-    assert status == 0, errors
+    status, output = launch("--local", "2", mutant, "--epochs", 3, cwd=tmp_path)
+    assert status == 0, output
     assert gap(output) > 1e-3
     assert not proves("15", output)
 

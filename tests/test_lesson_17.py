@@ -3,14 +3,23 @@
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
-from helpers import LESSONS, ROOT, losses, proof_of, proves, recorded_output, run_lesson, shape
+from helpers import (
+    LAUNCHER,
+    LESSONS,
+    ROOT,
+    launch,
+    losses,
+    proof_of,
+    proves,
+    recorded_output,
+    run_lesson,
+    shape,
+)
 from test_exercises import once
 
-LAUNCHER = ROOT / "scripts" / "multinode_setup_and_run.sh"
 STEM = "17_transformer_fsdp"
 KINDS = ("parameters", "gradients", "states", "inside")
 # A rank alone, so that no launcher is needed.
@@ -21,15 +30,6 @@ ALONE = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "0",
 }
-
-
-def launch(nodes, file, *arguments, cwd):
-    """Run a file on imitated nodes; return (exit status, output)."""
-    command = [LAUNCHER, "--local", nodes, file, *map(str, arguments)]
-    done = subprocess.run(
-        command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=200
-    )
-    return done.returncode, done.stdout
 
 
 def megabytes(name, output):
@@ -53,7 +53,7 @@ def four(tmp_path_factory):
 
     def run():
         folder = tmp_path_factory.mktemp("four")
-        return *launch("2x2", "17", "--max-steps", 12, cwd=folder), str(folder)
+        return *launch("--local", "2x2", "17", "--max-steps", 12, cwd=folder), str(folder)
 
     status, output, folder = once(tmp_path_factory, "four", run)
     assert status == 0, output
@@ -113,7 +113,7 @@ def test_one_rank_has_nobody_to_share_with(tmp_path):
 
 def test_three_ranks_and_then_one(tmp_path):
     """Three do not divide the parameters, nor the pieces of text."""
-    status, output = launch("3", "17", "--max-steps", 3, "--batch-size", 2, cwd=tmp_path)
+    status, output = launch("--local", "3", "17", "--max-steps", 3, "--batch-size", 2, cwd=tmp_path)
     assert status == 0, output
     assert proves("17", output), output
     assert "=> 3 ranks: parameters, gradients, Adam's states 0.34 of DDP's" in output
@@ -163,7 +163,7 @@ def test_a_gloo_that_does_not_average_is_refused(tmp_path):
 @pytest.mark.mutation
 def test_without_sharding_lesson_17_proves_nothing(tmp_path):
     file = mutant(tmp_path, "        shard(model, text.device)\n", "        pass\n")
-    status, output = launch("2", file, "--max-steps", 2, cwd=tmp_path)
+    status, output = launch("--local", "2", file, "--max-steps", 2, cwd=tmp_path)
     assert status == 0, output
     assert "states 1.00 of DDP's" in proof_of(output)
     assert not proves("17", output)

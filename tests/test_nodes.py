@@ -10,30 +10,24 @@ from pathlib import Path
 
 import pytest
 from conftest import bring_up
-from helpers import ROOT, cannot, processes_of, proof_of, proves, run_lesson, wait_for
+from helpers import (
+    LAUNCHER,
+    ROOT,
+    cannot,
+    launch,
+    processes_of,
+    proof_of,
+    proves,
+    run_lesson,
+    wait_for,
+)
 
-LAUNCHER = ROOT / "scripts" / "multinode_setup_and_run.sh"
 FEW = ("--epochs", 1, "--max-steps", 20)
 # Word for word what day2/README.md tells people to type, the account apart.
 SALLOC = shlex.split(
     "salloc --nodes 2 --qos interactive --time 00:30:00 --ntasks-per-node=4 --cpus-per-task=32 "
     "--constraint gpu --gpus-per-node 4 --account=abc_g"
 )
-
-
-def launch(*arguments, cwd, env=None, timeout=200):
-    """Run the launcher outside Slurm; return (exit status, stdout and stderr)."""
-    done = subprocess.run(
-        [LAUNCHER, *map(str, arguments)],
-        cwd=cwd,
-        env={**os.environ, **(env or {})},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout,
-    )
-    return done.returncode, done.stdout
 
 
 def places(output):

@@ -4,14 +4,23 @@ import argparse
 import importlib
 import re
 import shutil
-import subprocess
 import sys
 from itertools import pairwise
 
 import h5py
 import pytest
 import torch
-from helpers import LESSONS, ROOT, losses, processes_of, proves, run_lesson, start_lesson, wait_for
+from helpers import (
+    LESSONS,
+    ROOT,
+    launch,
+    losses,
+    processes_of,
+    proves,
+    run_lesson,
+    start_lesson,
+    wait_for,
+)
 from torch.utils.data import DataLoader
 
 sys.path.insert(0, str(ROOT / "day2"))
@@ -222,12 +231,7 @@ def test_lesson_11_learns_the_same_from_the_file_as_from_memory(options, mnist_f
 
 def on_two_nodes(file, *arguments, cwd):
     """Run a file with the launcher on two imitated nodes, a rank each; return its output."""
-    launcher = ROOT / "scripts" / "multinode_setup_and_run.sh"
-    command = [launcher, "--local", "2", ROOT / file, *map(str, arguments)]
-    done = subprocess.run(
-        command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=200
-    )
-    return done.stdout
+    return launch("--local", "2", ROOT / file, *arguments, cwd=cwd)[1]
 
 
 @pytest.mark.mutation
