@@ -150,6 +150,8 @@ BY_TEST = {
     "test_readme.py::test_the_lessons_say": ["python day2/9_torch_dist_multi_node.py"],
     "test_nodes.py::test_lesson_9_on_imitated_nodes": [
         "scripts/multinode_setup_and_run.sh --local 2x2 9",
+    ],
+    "test_nodes.py::test_monitor_notes_how_busy_each_node_is": [
         "scripts/multinode_setup_and_run.sh --local 2x2 --monitor 9",
     ],
     "test_nodes.py::test_lesson_10_on_imitated_nodes_has_the_losses_of_one_node": [
