@@ -134,11 +134,11 @@ def test_two_nodes_of_a_real_slurm_learn_what_one_process_does(one, folder, slur
     assert accuracies(done.stdout) == accuracies(one[0])
 
 
-def test_mnist_on_two_imitated_nodes(lesson, mnist, tmp_path):
+def test_mnist_with_a_checkpoint_an_epoch(lesson, mnist, tmp_path):
     few = ("--max-steps", 30)
-    status, output = launch("--local", "2x2", 13, *few, cwd=tmp_path)
+    status, output = launch("--local", "1x2", 13, *few, cwd=tmp_path)
     assert status == 0, output
-    assert "training on 4 processes, 2 nodes\n" in output
+    assert "training on 2 processes, 1 nodes\n" in output
     assert proves("13", output), output
     assert "; 10,000 of 10,000 tested, " in output
     # From here on the lesson speaks, not the launcher.
@@ -266,7 +266,6 @@ def test_no_sync_around_backward_only_does_nothing(mnist, tmp_path):
     ("line", "wrong", "proof"),
     [
         ("(loss / count)", "(loss / len(labels))", "losses within .e-0[1-4] "),
-        ("        dist.all_reduce(sums)", "        pass", f"; 16 of {TEST} tested"),
         (
             "range(rank, len(data[1]), world_size)",
             "DistributedSampler(data[1], shuffle=False)",
