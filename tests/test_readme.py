@@ -221,6 +221,9 @@ BY_TEST = {
     "test_lesson_12.py::test_stopped_by_a_signal_it_goes_on_with_another_number_of_ranks": [
         "kill -TERM"
     ],
+    "test_lesson_13.py::test_two_nodes_of_a_real_slurm_learn_what_one_process_does": [
+        "scripts/multinode_setup_and_run.sh 13"
+    ],
     "test_lesson_15.py::test_it_finds_the_line_on_two_nodes": [
         "scripts/multinode_setup_and_run.sh 15"
     ],
