@@ -994,6 +994,51 @@ def judge_15_1(seen):
             yield mine == right, f"rank {rank}: batches {short(mine)}; right: {short(right)}"
 
 
+# 16.1: error feedback
+
+
+def look_16_1(exercise, rank, world_size):
+    import torch
+
+    gradient, rest = torch.tensor([8.0, -4.0, 2.0]), torch.zeros(3)
+    sent = [exercise.largest(gradient.clone(), rest).tolist() for _ in range(6)]
+    return sent, rest.tolist(), exercise.train(300, rank)
+
+
+def judge_16_1(seen):
+    right = [48.0, -24.0, 12.0]
+    for rank, (sent, rest, gap) in enumerate(seen):
+        most = max(sum(x != 0 for x in step) for step in sent)
+        yield most == 1, f"rank {rank}: sends at most {most} numbers in a step"
+        total = [sum(column) for column in zip(*sent, rest)]
+        text = f"sent and kept in 6 steps: {short(total)}; its gradients: {short(right)}"
+        yield close(total, right), f"rank {rank}: {text}"
+        yield gap < 0.3, f"rank {rank}: ends {gap:.2f} from the best numbers"
+
+
+# 16.2: forward outside of no_sync
+
+
+def look_16_2(exercise, rank, world_size):
+    import torch
+
+    mine, messages = exercise.train(rank, world_size, 4)
+    torch.manual_seed(0)
+    model, points = torch.nn.Linear(1, 1), torch.linspace(-2, 2, 64 * world_size)[:, None]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x in points.split(16 * world_size):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), 3 * x - 1).backward()
+        optimizer.step()
+    return mine, flat(model), messages
+
+
+def judge_16_2(seen):
+    for rank, (mine, right, messages) in enumerate(seen):
+        yield close(mine, right), f"rank {rank}: parameters {short(mine)}; right: {short(right)}"
+        yield messages == 4, f"rank {rank}: {messages} messages for 4 steps of the optimizer"
+
+
 # 17.1: an optimizer made before sharding
 
 

@@ -245,6 +245,11 @@ BY_TEST = {
     "test_lesson_14.py::test_an_archive_is_unpacked_and_a_damaged_one_is_not": [
         "python scripts/get_movielens.py",
     ],
+    "test_lesson_16.py::test_on_a_slow_link_powersgd_is_faster_and_learns_as_well": [
+        "scripts/local_slurm.sh link 100mbit",
+        "salloc --nodes 2 scripts/multinode_setup_and_run.sh 16",
+        "scripts/multinode_setup_and_run.sh 16",
+    ],
     "test_lesson_17.py::test_two_nodes_of_a_real_slurm_go_on_where_four_ranks_stopped": [
         "scripts/multinode_setup_and_run.sh 17",
         "scripts/multinode_setup_and_run.sh --local 2x1 17 --resume",

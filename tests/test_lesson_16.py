@@ -1,0 +1,148 @@
+"""Lesson 16: what each way of sending less costs, with bytes counted on a link of known speed."""
+
+import re
+
+import pytest
+from helpers import (
+    LAUNCHER,
+    LESSONS,
+    ROOT,
+    launch,
+    losses,
+    proof_of,
+    proves,
+    recorded_output,
+    run_lesson,
+    shape,
+)
+
+LESSON = ROOT / LESSONS["16"]["file"]
+COLUMNS = ["messages", "given", "sent", "ms", "predicted", "speed", "loss"]
+SIZE = 3.332  # MB of gradients
+FEW = ("--max-steps", 12)
+# A rank alone, so that no launcher is needed.
+ALONE = {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",
+}
+
+
+def table(output):
+    """Return the rows, {way: {column: number}}."""
+    rows = {}
+    for way, numbers in re.findall(r"^(\S+(?: \S+)?) {2,}(\d[\d., ]+)$", output, re.M):
+        values = [float(x.replace(",", "")) for x in numbers.split()]
+        rows[way] = dict(zip(COLUMNS, values, strict=True))
+    known = ["no messages", "plain DDP", "one bucket", "accumulation", "bf16", "PowerSGD"]
+    assert list(rows) == known, output
+    return rows
+
+
+def assert_given(rows):
+    """Assert what is handed to all_reduce in each way, in 12 steps: it does not depend on ranks."""
+    given = {way: row["given"] / SIZE for way, row in rows.items()}
+    assert given["plain DDP"] == pytest.approx(1, abs=0.01)
+    assert given["one bucket"] == pytest.approx(1, abs=0.01)
+    assert given["accumulation"] == pytest.approx(1 / 4, abs=0.01)
+    assert given["bf16"] == pytest.approx(1 / 2, abs=0.01)
+    assert given["no messages"] == 0
+    # Two whole steps of 12, then little.
+    assert 2 / 12 < given["PowerSGD"] < 0.25
+    assert rows["plain DDP"]["messages"] > 1.8 * rows["one bucket"]["messages"]
+    assert rows["one bucket"]["messages"] == 1
+    for way in ("one bucket", "bf16", "PowerSGD"):
+        assert rows[way]["loss"] == pytest.approx(rows["plain DDP"]["loss"], rel=0.02)
+
+
+def test_on_a_slow_link_powersgd_is_faster_and_learns_as_well(slurm, tmp_path):
+    assert slurm.call("link", "100mbit").returncode == 0
+    try:
+        done = slurm.run("salloc", "--nodes", 2, LAUNCHER, "16", *FEW, cwd=tmp_path)
+    finally:
+        assert slurm.call("link", "off").returncode == 0
+    assert done.returncode == 0, done.stderr
+    assert proves("16", done.stdout), done.stdout
+    assert "the link shows none" not in done.stdout
+    rows = table(done.stdout)
+    assert_given(rows)
+    # Two ranks in a ring send 2 (n - 1) / n = 1 times what they are given, and headers.
+    for way, row in rows.items():
+        assert row["given"] <= row["sent"] <= 1.1 * row["given"] + 0.02, way
+    # Here the link decides. 100 Mbit/s are 80 ms for each MB.
+    per_mb = float(
+        re.search(r"^a message takes .* and ([\d.]+) ms for each MB$", done.stdout, re.M)[1]
+    )
+    assert per_mb > 78
+    plain = rows["plain DDP"]
+    assert plain["ms"] > 0.9 * 80 * SIZE
+    assert rows["PowerSGD"]["speed"] > 1.5 * plain["speed"]
+    assert rows["bf16"]["speed"] > 1.2 * plain["speed"]
+    few, many = (
+        re.search(rf"^predicted for a ring of {n} ranks: plain DDP ([\d,]+) ms", done.stdout, re.M)
+        for n in (8, 1024)
+    )
+    assert float(few[1].replace(",", "")) > 1.5 * plain["predicted"]  # 7/4 of the bytes
+    assert float(many[1].replace(",", "")) > float(few[1].replace(",", ""))
+
+
+def test_three_ranks(tmp_path):
+    status, output = launch("--local", 3, "16", *FEW, cwd=tmp_path)
+    assert status == 0, output
+    assert proves("16", output), output
+    # From here on the lesson speaks, not the launcher.
+    mine, recorded = (text.partition("\nranks: ")[2] for text in (output, recorded_output("16")))
+    assert shape(mine) == shape(recorded)
+    rows = table(output)
+    assert_given(rows)
+    # Others use lo too: no less than 4/3 of what is given, perhaps more.
+    assert all(row["sent"] >= 4 / 3 * row["given"] - 0.01 for row in rows.values())
+    for way, row in rows.items():
+        curve = losses(tmp_path / "runs" / LESSON.stem / way)
+        assert curve[-1][0] == 12 * 32 * 3
+        assert sum(loss for _, loss in curve[-3:]) / 3 == pytest.approx(row["loss"], abs=0.002)
+
+
+def test_one_rank_sends_nothing(tmp_path):
+    status, output = run_lesson("16", *FEW, cwd=tmp_path, env=ALONE)
+    assert status == 0, output
+    assert proves("16", output), output
+    assert_given(table(output))
+    assert "ring" not in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "sentence"),
+    [
+        (("--max-steps", 0), ALONE, "max-steps must be greater than 0, not 0"),
+        ((), {}, "start this lesson with scripts/multinode_setup_and_run.sh"),
+    ],
+)
+def test_bad_arguments_get_one_sentence(arguments, env, sentence, tmp_path):
+    status, output = run_lesson("16", *arguments, cwd=tmp_path, env=env)
+    assert status == 2
+    assert "Traceback" not in output
+    assert f"error: {sentence}" in output.strip().splitlines()[-1]
+
+
+@pytest.mark.mutation
+def test_without_powersgd_and_no_sync_lesson_16_sends_as_much_as_before(tmp_path):
+    text = LESSON.read_text()
+    lines = {
+        "start_powerSGD_iter=2": "start_powerSGD_iter=99",
+        "contextlib.nullcontext() if send else model.no_sync()": "contextlib.nullcontext()",
+    }
+    for line, wrong in lines.items():
+        assert text.count(line) == 1
+        text = text.replace(line, wrong)
+    file = tmp_path / LESSON.name
+    file.write_text(text)
+    data = ("--data-dir", ROOT / "data")
+    status, output = run_lesson("16", *FEW, *data, cwd=tmp_path, file=file, env=ALONE)
+    assert status == 0, output
+    assert table(output)["accumulation"]["given"] == pytest.approx(SIZE, abs=0.01)
+    assert table(output)["PowerSGD"]["given"] == pytest.approx(SIZE, abs=0.01)
+    assert proof_of(output).startswith("=> ")
+    assert not proves("16", output)
