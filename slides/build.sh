@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Builds the slides: an HTML page and a PDF of each day.
+# Builds the slides: an HTML page and a PDF of each deck.
 #
 # Usage: slides/build.sh [--html]
-#   --html   only the pages day1.html and day2.html (P opens the speaker's view)
+#   --html   only the pages such as day1.html (P opens the speaker's view)
 #
 # Needs npm, and chromium for the PDFs. Debian: apt-get install chromium nodejs npm
 # fonts-dejavu-core fonts-liberation. The first run installs marp into slides/node_modules, at
@@ -13,6 +13,7 @@ export LC_ALL=C # so that figures/*.svg has the same order everywhere
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$here"
+decks=(day1 day2 beyond)
 
 fail() {
   echo "$1" >&2
@@ -42,12 +43,12 @@ fi
 
 marp=(node_modules/.bin/marp --no-stdin --allow-local-files)
 # HTML stands beside the Markdown, because it shows the same figures.
-"${marp[@]}" day1.md day2.md
+"${marp[@]}" "${decks[@]/%/.md}"
 if [[ -n $html_only ]]; then
   exit
 fi
-for day in day1 day2; do
+for deck in "${decks[@]}"; do
   # The PDF says what it was made from, so that a test can tell when it is stale.
-  sources=$(cat "$day.md" theme.css package-lock.json figures/*.svg | sha256sum | cut -d ' ' -f 1)
-  "${marp[@]}" --pdf --pdf-notes --pdf-outlines --keywords "sources $sources" "$day.md" -o "$day.pdf"
+  sources=$(cat "$deck.md" theme.css package-lock.json figures/*.svg | sha256sum | cut -d ' ' -f 1)
+  "${marp[@]}" --pdf --pdf-notes --pdf-outlines --keywords "sources $sources" "$deck.md" -o "$deck.pdf"
 done

@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from run_course import read_course  # noqa: E402
 from update_docs import PAGES, PART  # noqa: E402
 
-DECKS = ["slides/day1.md", "slides/day2.md"]
+DECKS = ["slides/day1.md", "slides/day2.md", "slides/beyond.md"]
 LINES, COLUMNS = 16, 92  # what stays legible
 
 

@@ -965,13 +965,13 @@ def test_every_link_leads_somewhere(page):
 def test_the_agenda_is_that_of_the_slides():
     cells = table((ROOT / "slides" / "TEACHING.md").read_text(), "Agenda")
     days = " ".join(" | ".join(row) + "\n" for row in cells).split("begin | part | minutes\n")[1:]
-    for day, text in zip(("day1", "day2"), days, strict=True):
+    for deck, text in zip(("day1", "day2", "beyond"), days, strict=True):
         rows = re.findall(r"(\d\d):(\d\d) \| ([\w -]+) \| (\d+)", text)
         clock = 9 * 60
         for hour, minute, _, minutes in rows:
             assert int(hour) * 60 + int(minute) == clock
             clock += int(minutes)
-        slide = (ROOT / "slides" / f"{day}.md").read_text().split("\n---\n")[2]
+        slide = (ROOT / "slides" / f"{deck}.md").read_text().split("\n---\n")[2]
         shown = re.findall(r"\| (\w[\w -]*) \| (\d+)(?= \|)", slide)
         assert shown
         assert Counter((part, minutes) for _, _, part, minutes in rows) == Counter(shown)
@@ -1010,7 +1010,7 @@ def test_the_glossary_has_the_words_of_the_course():
     assert names == sorted(names, key=str.lower)
     explained = " ".join(" ".join(row) for row in rows)
     short, terms = set(), set()
-    for page in [*PAGES, *ROOT.glob("slides/day*.md")]:
+    for page in [*PAGES, *ROOT.glob("slides/[bd]*.md")]:
         text = FENCE.sub("", page.read_text())
         if page not in PAGES:
             terms |= {row[0] for row in table(text, "Words of the day")[1:]}

@@ -13,6 +13,7 @@ from helpers import ROOT, cannot, open_in_browser
 
 SLIDES = ROOT / "slides"
 DAYS = ["day1", "day2"]
+DECKS = [*DAYS, "beyond"]
 COMMENT = re.compile(r"<!--.*?-->", re.S)
 
 # Measures each slide in the browser and leaves what does not fit in the page, as JSON.
@@ -45,9 +46,9 @@ addEventListener("load", () => {
 """
 
 
-def slides_of(path):
+def slides_of(deck):
     """Return the Markdown of each slide of a deck."""
-    return path.read_text().split("---\n", 2)[2].split("\n---\n")
+    return (SLIDES / f"{deck}.md").read_text().split("---\n", 2)[2].split("\n---\n")
 
 
 def run(*command, timeout=60, **options):
@@ -106,46 +107,57 @@ def test_a_changed_lesson_makes_its_excerpt_stale(tmp_path):
 
 def test_every_figure_is_there_and_shown():
     shown = {
-        x for day in DAYS for x in re.findall(r"\((\S+\.svg)\)", (SLIDES / f"{day}.md").read_text())
+        x
+        for deck in DECKS
+        for x in re.findall(r"\((\S+\.svg)\)", (SLIDES / f"{deck}.md").read_text())
     }
     assert shown == {f"figures/{path.name}" for path in SLIDES.glob("figures/*.svg")}
 
 
-@pytest.mark.parametrize("day", DAYS)
-def test_each_slide_has_notes_and_the_minutes_add_up(day):
-    slides = slides_of(SLIDES / f"{day}.md")
+def agenda(deck):
+    """Return the minutes that the second slide of a deck gives to each part, as a Counter."""
+    planned = Counter()
+    for name, minutes in re.findall(r"\| (\w[\w -]*) \| (\d+)(?= \|)", slides_of(deck)[1]):
+        planned[name] += int(minutes)
+    return planned
+
+
+@pytest.mark.parametrize("deck", DECKS)
+def test_each_slide_has_notes_and_the_minutes_add_up(deck):
+    slides = slides_of(deck)
     assert 25 <= len(slides) <= 45
     part, minutes = "Welcome", Counter()
     for number, slide in enumerate(slides, 1):
         if header := re.search(r"<!-- header: (.*) -->", slide):
             part = header[1]
         notes = re.search(r"^<!--\n(\d+) min\b.*?-->", slide, re.M | re.S)
-        assert notes, f"{day}: slide {number} has no notes that begin with its minutes"
+        assert notes, f"{deck}: slide {number} has no notes that begin with its minutes"
         minutes[part] += int(notes[1])
         shown = re.sub(r"<!-- begin .*?<!-- end -->|```.*?```", "", slide, flags=re.S)
-        assert len(words_of(shown)) <= 70, f"{day}: slide {number} is full of words"
-    agenda = Counter()
-    for name, number in re.findall(r"\| (\w[\w -]*) \| (\d+)(?= \|)", slides[1]):
-        agenda[name] += int(number)
-    assert minutes == agenda
-    planned = {name.lower(): number for name, number in agenda.items()}
-    readme = (ROOT / day / "README.md").read_text()
-    parts = re.findall(r"^\| ([\w -]+) \| (\d+) \|$", readme, re.M)
-    assert parts
-    for part, number in parts:
-        assert planned[f"lesson {part}" if part.isdigit() else part] == int(number)
+        assert len(words_of(shown)) <= 70, f"{deck}: slide {number} is full of words"
+    assert minutes == agenda(deck)
 
 
-@pytest.mark.parametrize("day", DAYS)
-def test_the_pdf_shows_the_slides_as_they_are(day):
+def test_the_readmes_plan_the_minutes_of_the_slides():
+    planned = {name.lower(): number for deck in DECKS for name, number in agenda(deck).items()}
+    for day in DAYS:
+        readme = (ROOT / day / "README.md").read_text()
+        parts = re.findall(r"^\| ([\w -]+) \| (\d+) \|$", readme, re.M)
+        assert parts
+        for part, number in parts:
+            assert planned[f"lesson {part}" if part.isdigit() else part] == int(number)
+
+
+@pytest.mark.parametrize("deck", DECKS)
+def test_the_pdf_shows_the_slides_as_they_are(deck):
     need("pdftotext", "pdfinfo")
-    path = SLIDES / f"{day}.pdf"
+    path = SLIDES / f"{deck}.pdf"
     assert path.stat().st_size <= 5_000_000
-    files = [f"{day}.md", "theme.css", "package-lock.json"]
+    files = [f"{deck}.md", "theme.css", "package-lock.json"]
     sources = [*(SLIDES / name for name in files), *sorted(SLIDES.glob("figures/*.svg"))]
     checksum = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
     assert f"sources {checksum}" in run("pdfinfo", path), f"{path.name} is stale: slides/build.sh"
-    check_pdf(path, slides_of(SLIDES / f"{day}.md"))
+    check_pdf(path, slides_of(deck))
 
 
 def test_the_slides_can_be_built_and_nothing_is_cut_off(tmp_path):
@@ -161,18 +173,18 @@ def test_the_slides_can_be_built_and_nothing_is_cut_off(tmp_path):
     if not (folder / "node_modules" / "made-from").exists():
         cannot(f"npm could not install marp: {done.stderr}")
     assert done.returncode == 0, done.stderr
-    for day in DAYS:
-        assert (folder / f"{day}.html").exists()
-        check_pdf(folder / f"{day}.pdf", slides_of(folder / f"{day}.md"))
+    for deck in DECKS:
+        assert (folder / f"{deck}.html").exists()
+        check_pdf(folder / f"{deck}.pdf", slides_of(deck))
     lines = "\n".join(f"- line {i}" for i in range(30))
     front = "---\ntheme: course\n---\n\n"
     bad = ["fits", lines, f"```\n{'x' * 100}\n```", "![](figures/none.svg)"]
     (folder / "bad.md").write_text(front + "\n\n---\n\n".join(bad))
-    decks = [f"{name}.md" for name in (*DAYS, "bad")]
+    decks = [f"{name}.md" for name in (*DECKS, "bad")]
     marp = folder / "node_modules" / ".bin" / "marp"
     run(marp, "--no-stdin", "--template", "bare", *decks, cwd=folder)
-    for day in DAYS:
-        assert measure(folder / f"{day}.html", tmp_path / "browser") == []
+    for deck in DECKS:
+        assert measure(folder / f"{deck}.html", tmp_path / "browser") == []
     wrong = " ".join(measure(folder / "bad.html", tmp_path / "browser"))
     assert "slide 1" not in wrong
     assert all(f"slide {number}" in wrong for number in (2, 3, 4))

@@ -442,6 +442,80 @@ def slurm():
     return axes
 
 
+def restart():
+    """Steps, snapshots, a failure, and the second start of lesson 12."""
+    axes = sheet(4.6)
+    left, step = 1.9, 0.055  # where step 0 is; inches a step
+
+    def row(y, name, begin, end, color):
+        say(axes, 1.7, y + 0.35, name, SIZE, ha="right")
+        box(axes, left + begin * step, y, (end - begin) * step, 0.7, "", color)
+
+    row(3.2, "start 1", 0, 100, RANKS[0])
+    row(1.7, "start 2", 50, 170, RANKS[2])
+    axes.add_patch(Rectangle((left + 50 * step, 3.2), 50 * step, 0.7, fc=SEND, ec="none"))
+    say(axes, left + 25 * step, 3.55, "steps 1 to 50", SMALL, "white")
+    say(axes, left + 75 * step, 3.55, "51 to 100: lost", SMALL)
+    say(axes, left + 75 * step, 2.05, "51 to 100 again", SMALL, "white")
+    for at in (50, 100, 150):
+        y = 3.2 if at == 50 else 1.7
+        axes.plot([left + at * step] * 2, [y - 0.12, y + 0.82], color=INK, lw=4)
+        above = y + 1.02 if at == 50 else y - 0.35
+        say(axes, left + at * step, above, "snapshot", SMALL)
+    say(axes, left + 100 * step + 0.15, 3.55, "a rank fails: all are ended", SIZE, RANKS[1], "left")
+    arrow(axes, (left + 50 * step, 3.05), (left + 50 * step, 2.45))
+    say(axes, left + 50 * step + 0.12, 2.75, "loads it", SMALL, ha="left")
+    arrow(axes, (left + 170 * step, 2.05), (left + 174 * step + 0.1, 2.05), RANKS[2])
+    say(axes, 5.8, 0.55, "The second start takes the steps that the first would have taken.", SIZE)
+    return axes
+
+
+def shards():
+    """Ratings dealt out to files, then shuffled in each."""
+    axes, order = sheet(3.6), [3, 0, 2, 1]
+    say(axes, 0.1, 3.3, "ratings, as they come", SMALL, GREY, "left")
+    say(axes, 4.5, 3.3, "1. dealt out like cards", SMALL, GREY, "left")
+    say(axes, 8.6, 3.3, "2. shuffled in each file", SMALL, GREY, "left")
+    for i in range(16):
+        x, y = 0.1 + i % 4 * 0.66, 2.35 - i // 4 * 0.72
+        box(axes, x, y, 0.6, 0.6, str(i), RANKS[i // 4], size=17)
+    for file in range(4):
+        y = 2.35 - file * 0.72
+        say(axes, 4.4, y + 0.3, f"file {file}", SMALL, GREY, "right")
+        for place in range(4):
+            number = place * 4 + file
+            box(axes, 4.5 + place * 0.66, y, 0.6, 0.6, str(number), RANKS[place], size=17)
+            number = order[(place + file) % 4] * 4 + file
+            box(axes, 8.6 + place * 0.66, y, 0.6, 0.6, str(number), RANKS[number // 4], size=17)
+    arrow(axes, (2.85, 1.6), (3.6, 1.6))
+    arrow(axes, (7.35, 1.6), (8.4, 1.6))
+    return axes
+
+
+def sharded():
+    """What a rank holds of the model between the steps: with DDP all, with FSDP a part."""
+    axes, unit = sheet(4.9), 0.95  # inches high for 4 bytes a parameter
+    parts = [("Adam's states", 2, "#bfe6d2"), ("gradients", 1, SEND), ("parameters", 1, COMPUTE)]
+    for left, title, share in ((0.1, "DDP", 1), (6.0, "fully_shard, 4 ranks", 4)):
+        say(axes, left + 2.7, 4.55, title, 20, va="baseline", weight="bold")
+        for rank in range(4):
+            x, y = left + rank * 1.38, 0.62
+            say(axes, x + 0.64, 0.3, f"rank {rank}", SMALL)
+            if share > 1:  # what the other ranks hold
+                box(axes, x, y, 1.28, 4 * unit - 0.03, color="white", ec="#c9d0d8", ls="--")
+            # From below: parameters, gradients, states, each as high as it has bytes.
+            for name, size, color in reversed(parts):
+                height = size * unit / share
+                axes.add_patch(Rectangle((x, y), 1.28, height, fc=color, ec="white", lw=1.5))
+                if share == 1:
+                    label = f"{name}\n{4 * size} bytes".replace("Adam's ", "Adam's\n")
+                    say(axes, x + 0.64, y + height / 2, label, 13)
+                y += height
+    background = {"fc": "white", "ec": "none"}
+    say(axes, 8.7, 2.9, "16 / 4 = 4 bytes a parameter", SIZE, bbox=background)
+    return axes
+
+
 def plot(title=""):
     """Return axes for a chart, with large letters."""
     figure = Figure(figsize=(11.6, 5.0))
@@ -553,7 +627,7 @@ def speedup_7():
 
 FIGURES = [
     processes, ring, identical, data_parallel, sampler, buckets, loss_2, loss_6, loss_8, speedup_7,
-    slurm, nodes, launchers, groups, chunks, streaming,
+    slurm, nodes, launchers, groups, chunks, streaming, restart, shards, sharded,
 ]  # fmt: skip
 
 
