@@ -213,7 +213,7 @@ def main(device, data, args):
 
     def predict(way, ranks=world_size):
         # In a ring of n ranks, 1/n of a message goes on to the next rank 2 (n - 1) times. Source:
-        # Patarasu and Yuan, Bandwidth optimal all-reduce algorithms, 2009.
+        # Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009.
         hops = (ranks - 1) / max(1, world_size - 1)
         carry = rows[way]["messages"] * alpha + rows[way]["given"] * beta * world_size / ranks
         return rows["no messages"]["ms"] + hops * carry

@@ -876,6 +876,60 @@ def judge_12_1(seen):
             )
 
 
+# 13.1: gradient accumulation
+
+
+def look_13_1(exercise, rank, world_size):
+    import torch
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(1)
+    net, x, messages = torch.nn.Linear(2, 1), torch.randn(world_size, 9, 2), []
+    alone = torch.nn.Linear(2, 1)
+    alone.load_state_dict(net.state_dict())
+    alone(x.flatten(0, 1)).square().mean().backward()
+    expected = [p - 0.5 * p.grad for p in alone.parameters()]
+    model = DistributedDataParallel(net)
+    model.register_comm_hook(
+        None, lambda _, bucket: messages.append(1) or allreduce_hook(None, bucket)
+    )
+    group = [(part, torch.zeros(len(part), 1)) for part in x[rank].split(4)]
+    exercise.step(model, torch.optim.SGD(net.parameters(), lr=0.5), group)
+    return flat(net), torch.cat([p.flatten() for p in expected]).tolist(), len(messages)
+
+
+def judge_13_1(seen):
+    for rank, (mine, right, messages) in enumerate(seen):
+        text = f"after batches of 4, 4 and 1 the weights are {short(mine)}; right: {short(right)}"
+        yield close(mine, right), f"rank {rank}: {text}"
+        yield messages == 1, f"rank {rank}: gradients were averaged {messages} times in a step"
+
+
+# 13.2: gradients clipped while they are scaled
+
+
+def look_13_2(exercise, rank, world_size):
+    import torch
+
+    moved = []
+    for size in (0.5, 8.0):  # the length of the true gradient
+        model = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.constant_(model.weight, size / 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1)
+        scaler = torch.amp.GradScaler("cpu")
+        exercise.step(model, optimizer, scaler, torch.ones(1, 1), torch.zeros(1, 1))
+        moved.append(size / 2 - model.weight.item())
+    return moved
+
+
+def judge_13_2(seen):
+    for rank, moved in enumerate(seen):
+        for size, way, right in zip((0.5, 8.0), moved, (0.5, 1.0)):
+            text = f"a gradient of length {size:g} moved the weight by {way:.2g}; right: {right:g}"
+            yield close([way], [right]), f"rank {rank}: {text}"
+
+
 # 14.1: the gradient of a table, row by row
 
 

@@ -39,10 +39,13 @@ from importlib.metadata import version
 print(f"torch=={version('torch')}\ntorchvision=={version('torchvision')}")
 PY
   )
-  echo "Making .venv and installing requirements.txt: a few minutes, several GB."
+  if [[ -n $torch_versions ]]; then
+    echo "Making .venv with what the active Python lacks. Its ${torch_versions//$'\n'/ and } are kept."
+  else
+    echo "Making .venv and installing requirements.txt: a few minutes, several GB."
+  fi
   "$base" -m venv --clear "$root/.venv"
   if [[ -n $torch_versions ]]; then
-    echo "The active Python has ${torch_versions//$'\n'/ and }: they are kept."
     # A .pth file makes the active environment's packages visible inside .venv.
     "$base" -c 'import sysconfig as s; print(*{s.get_path("purelib"), s.get_path("platlib")}, sep="\n")' \
       >"$("$python" -c 'import sysconfig as s; print(s.get_path("purelib"))')/active-environment.pth"

@@ -7,7 +7,8 @@
 #   --torchrun     on each node one torchrun starts the ranks, instead of srun
 #   --max-restarts N  the same, and when a rank fails all start anew, at most N times; what the
 #                  ranks say on stderr goes to runs/torchrun/
-#   --monitor      write the use of CPUs and GPUs to runs/monitor/, one file a node
+#   --monitor      write how busy each node is to logs/cpu-*.out and logs/gpu-*.out (with vmstat
+#                  and nvidia-smi, rocm-smi or xpu-smi)
 #   --dry-run      print what would be started
 #
 # Inside an allocation:
@@ -130,24 +131,35 @@ use_interface() {
   fi
 }
 
-# Print once a second how busy this machine's CPUs are, and its GPUs where there is nvidia-smi.
+# Print once a second how busy the GPUs are, with the tool $1 of their maker.
+watch_gpus() {
+  case $1 in
+    nvidia-smi) exec nvidia-smi --query-gpu=timestamp,index,utilization.gpu,memory.used --format=csv --loop=1 ;;
+    rocm-smi) while sleep 1; do rocm-smi --showuse --showmemuse --csv; done ;;
+    xpu-smi) exec xpu-smi dump --device -1 --metrics 0,18 ;; # how busy, memory used
+  esac
+}
+
+# Start to write how busy this machine is to logs/, in files called after $1. Set watchers to the
+# processes that do so.
 watch_machine() {
-  local user nice system idle iowait irq softirq steal busy total old_busy=0 old_total=0
-  echo "time,cpu_percent,gpu_percent"
-  while sleep 1; do
-    read -r _ user nice system idle iowait irq softirq steal _ </proc/stat
-    busy=$((user + nice + system + irq + softirq + steal)) total=$((busy + idle + iowait))
-    printf '%(%H:%M:%S)T,%d,%s\n' -1 $((100 * (busy - old_busy) / (total - old_total + 1))) \
-      "$(nvidia-smi --query-gpu=utilization.gpu --format=csv,noheader,nounits 2>/dev/null | paste -sd' ')"
-    old_busy=$busy old_total=$total
+  local tool
+  mkdir -p logs
+  vmstat -n -t -S M 1 >"logs/cpu-$1.out" 2>&1 &
+  watchers+=($!)
+  for tool in nvidia-smi rocm-smi xpu-smi; do
+    if command -v "$tool" >/dev/null; then
+      watch_gpus "$tool" >"logs/gpu-$1.out" 2>&1 &
+      watchers+=($!)
+    fi
   done
 }
 
 # Be rank RANK, on the node called $1 with the address $2: run the lesson, and tell if it fails.
 run_rank() {
-  local node=$1 address=$2 status=0 who="rank $RANK" how watcher=''
+  local node=$1 address=$2 status=0 who="rank $RANK" how job=local-$MASTER_PORT
   shift 2
-  local -a command=("$python" -u "$file" "$@")
+  local -a command=("$python" -u "$file" "$@") watchers=()
   if [[ -n $torchrun ]]; then
     who=torchrun
     command=(env -u RANK -u LOCAL_RANK -u WORLD_SIZE -u LOCAL_WORLD_SIZE -u MASTER_ADDR -u MASTER_PORT
@@ -158,15 +170,16 @@ run_rank() {
       --rdzv-conf "is_host=$((RANK == 0))" --local-addr "$address" "$file" "$@")
   fi
   if [[ -n $monitor && $LOCAL_RANK == 0 ]]; then
-    mkdir -p runs/monitor
-    watch_machine >"runs/monitor/${SLURM_JOB_ID:-local}-$MASTER_PORT-${node// /-}.csv" &
-    watcher=$!
+    if [[ $address != 127.* ]]; then
+      job=$SLURM_JOB_ID.$SLURM_STEP_ID
+    fi
+    watch_machine "$job-${node// /-}"
   fi
   # Slurm can warn a job before its end. Python may not be ready for that yet, a shell never is.
   trap '' USR1 USR2
   "${command[@]}" || status=$?
-  if [[ -n $watcher ]]; then
-    kill "$watcher"
+  if ((${#watchers[@]})); then
+    kill "${watchers[@]}" 2>/dev/null || true
   fi
   if ((status)); then
     how="exit status $status"

@@ -1,6 +1,8 @@
 """What the tests share: the list of lessons, and running one as a user does."""
 
 import contextlib
+import importlib.util
+import io
 import os
 import re
 import shutil
@@ -10,6 +12,7 @@ import sys
 import time
 import tomllib
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -17,6 +20,14 @@ ROOT = Path(__file__).resolve().parent.parent
 COURSE = tomllib.loads((ROOT / "scripts" / "course.toml").read_text())
 LAUNCHER = ROOT / "scripts" / "multinode_setup_and_run.sh"
 LESSONS = {lesson["id"]: lesson for lesson in COURSE["lesson"]}
+# A rank alone, so that no launcher is needed.
+ALONE = {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",
+}
 
 
 def start_lesson(lesson_id, *arguments, cwd, file=None, env=None):
@@ -47,6 +58,32 @@ def run_lesson(lesson_id, *arguments, cwd, file=None, env=None, timeout=200):
     # Python's own helper processes notice a moment later that they are no longer needed.
     assert wait_for(lambda: not processes_of(process.pid), 5), "processes are left behind"
     return process.returncode, output
+
+
+def load(file, text=None):
+    """Return a file, or another text in its place, as a module."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    module = importlib.util.module_from_spec(spec)
+    exec(compile(text or file.read_text(), file, "exec"), module.__dict__)
+    return module
+
+
+def load_lesson(lesson_id):
+    """Return a lesson as a module, for its functions."""
+    return load(ROOT / LESSONS[lesson_id]["file"])
+
+
+def refusal(lesson_id, *arguments, env=None):
+    """Have a lesson read arguments that it must refuse; return (exit status, what it says)."""
+    lesson = load_lesson(lesson_id)
+    with (
+        mock.patch.object(sys, "argv", [lesson.__file__, *map(str, arguments)]),
+        mock.patch.dict(os.environ, env or {}),
+        contextlib.redirect_stderr(io.StringIO()) as said,
+        pytest.raises(SystemExit) as end,
+    ):
+        lesson.parse_args()
+    return end.value.code, said.getvalue()
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """Lesson 14: ratings in many files, and the same model however many ranks share them."""
 
 import argparse
-import importlib.util
 import json
 import os
 import re
@@ -13,20 +12,22 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch.distributed as dist
-from helpers import LAUNCHER, LESSONS, ROOT, launch, losses, proof_of, proves, run_lesson
+from helpers import (
+    ALONE,
+    LAUNCHER,
+    LESSONS,
+    ROOT,
+    launch,
+    load,
+    losses,
+    proof_of,
+    proves,
+    refusal,
+    run_lesson,
+)
 
 LESSON = ROOT / LESSONS["14"]["file"]
-ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-ALONE |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 FILES, BATCH = 12, 2016  # 168 ratings of each file in a step, on 1, 2, 3 or 4 ranks
-
-
-def load(file, text=None):
-    """Return a lesson, or another text, as a module."""
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    module = importlib.util.module_from_spec(spec)
-    exec(compile(text or file.read_text(), file, "exec"), module.__dict__)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -281,14 +282,11 @@ def test_a_damaged_folder_is_noticed(damage, lesson, ratings, tmp_path):
         ((), "12 files are too few for 13 ranks. Make more: python day2/create_ratings.py --force"),
     ],
 )
-def test_bad_arguments_get_a_sentence(arguments, sentence, lesson, ratings, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["lesson", "--folder", str(ratings), *arguments])
-    for name, value in {**ALONE, "WORLD_SIZE": "13"}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(SystemExit) as error:
-        lesson.parse_args()
-    assert error.value.code == 2
-    assert f"error: {sentence}" in capsys.readouterr().err
+def test_bad_arguments_get_a_sentence(arguments, sentence, ratings):
+    env = ALONE | {"WORLD_SIZE": "13"}
+    status, output = refusal("14", "--folder", ratings, *arguments, env=env)
+    assert status == 2
+    assert f"error: {sentence}" in output
 
 
 def test_the_smallest_data_is_enough_and_any_seed_will_do(tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers import (
+    ALONE,
     LAUNCHER,
     LESSONS,
     ROOT,
@@ -15,6 +16,7 @@ from helpers import (
     proof_of,
     proves,
     recorded_output,
+    refusal,
     run_lesson,
     shape,
 )
@@ -22,14 +24,6 @@ from test_exercises import once
 
 STEM = "17_transformer_fsdp"
 KINDS = ("parameters", "gradients", "states", "inside")
-# A rank alone, so that no launcher is needed.
-ALONE = {
-    "RANK": "0",
-    "LOCAL_RANK": "0",
-    "WORLD_SIZE": "1",
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "0",
-}
 
 
 def megabytes(name, output):
@@ -131,14 +125,14 @@ def test_three_ranks_and_then_one(tmp_path):
         (("--epochs", 0), {}, "epochs must be greater than 0, not 0"),
     ],
 )
-def test_bad_arguments_get_one_sentence(arguments, env, sentence, tmp_path):
+def test_bad_arguments_get_one_sentence(arguments, env, sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     if env:
         notes = tmp_path / "runs" / STEM / "checkpoint" / "notes.json"
         notes.parent.mkdir(parents=True)
         notes.write_text(json.dumps({"batch": 32}))
-    status, output = run_lesson("17", *arguments, cwd=tmp_path, env=ALONE | env)
+    status, output = refusal("17", *arguments, env=ALONE | env)
     assert status == 2
-    assert "Traceback" not in output
     assert f"error: {sentence}" in output.strip().splitlines()[-1]
 
 

@@ -52,7 +52,7 @@ def on_one_node(tmp_path_factory):
 # Imitated nodes.
 
 
-@pytest.mark.parametrize(("nodes", "how"), [("2x2", ["--monitor"]), ("2", ["--torchrun"])])
+@pytest.mark.parametrize(("nodes", "how"), [("2x2", []), ("2", ["--torchrun"])])
 def test_lesson_9_on_imitated_nodes(nodes, how, tmp_path):
     status, output = launch("--local", nodes, *how, 9, cwd=tmp_path)
     assert status == 0, output
@@ -63,13 +63,47 @@ def test_lesson_9_on_imitated_nodes(nodes, how, tmp_path):
     assert f"=> {count} nodes, {count * each} ranks: every rank holds" in output
     assert ("within a node, " in output) == (each > 1)
     assert "between nodes, " in output
-    files = sorted(tmp_path.glob("runs/monitor/*"))
-    assert len(files) == (count if "--monitor" in how else 0)
-    for file in files:
-        header, *rows = file.read_text().splitlines()
-        assert header == "time,cpu_percent,gpu_percent"
-        assert rows
-        assert all(re.fullmatch(r"\d\d:\d\d:\d\d,\d+,.*", row) for row in rows)
+
+
+def check_monitor(file):
+    """Assert that a file holds what vmstat notes: its two lines of names, then one a second."""
+    _, names, *rows = file.read_text().splitlines()
+    assert " us sy id " in names
+    assert rows
+    assert all(re.search(r" \d\d:\d\d:\d\d$", row) for row in rows), rows
+
+
+def processes_in(folder):
+    """Return the ids of the processes that work in a folder."""
+    return [
+        x.parent.name
+        for x in Path("/proc").glob("[0-9]*/cwd")
+        if os.path.realpath(x) == str(folder)
+    ]
+
+
+@pytest.mark.parametrize("tool", ["", "nvidia-smi", "rocm-smi", "xpu-smi"])
+def test_monitor_notes_how_busy_each_node_is(tool, tmp_path):
+    lesson = tmp_path / "wait.py"
+    lesson.write_text("import time\ntime.sleep(2.5)\n")
+    # There are no GPUs here: something in the place of their makers' tools.
+    if tool:
+        seconds = 0 if tool == "rocm-smi" else 60  # the others go on until they are ended
+        (tmp_path / tool).write_text(f'#!/bin/sh\necho "$@"\nexec sleep {seconds}\n')
+        (tmp_path / tool).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    status, output = launch("--local", "2x2", "--monitor", lesson, cwd=tmp_path, env=env)
+    assert status == 0, output
+    cpu, gpu = (sorted(tmp_path.glob(f"logs/{kind}-*.out")) for kind in ("cpu", "gpu"))
+    assert len(cpu) == 2
+    for node, file in enumerate(cpu):
+        assert file.name.endswith(f"-imitated-node-{node}.out")
+        check_monitor(file)
+    assert len(gpu) == (2 if tool else 0)
+    expected = {"nvidia-smi": "utilization.gpu", "rocm-smi": "--showuse", "xpu-smi": "dump"}
+    for file in gpu:
+        assert expected[tool] in file.read_text()
+    assert wait_for(lambda: not processes_in(tmp_path), 5), "the monitors are left behind"
 
 
 def test_lesson_10_on_imitated_nodes_has_the_losses_of_one_node(on_one_node, tmp_path):
@@ -232,11 +266,16 @@ def test_lesson_11_by_sbatch_writes_to_logs(slurm, tmp_path):
     script = ROOT / "scripts" / "sbatch_run.sh"
     few = ("--epochs", 1, "--max-steps", 5, "--file", file)
     done = slurm.run("sbatch", "--wait", "-N", 2, script, "11", *few, cwd=folder)
-    (log,) = (folder / "logs").iterdir()
+    (log,) = folder.glob("logs/slurm-*.out")
     output = log.read_text()
     assert done.returncode == 0, output
     assert output.startswith("nodes: node1 node2, ranks on each: 1, in all: 2")
     assert proves("11", output)
+    monitors = sorted(folder.glob("logs/cpu-*.out"))
+    assert len(monitors) == 2
+    for node, file in enumerate(monitors, 1):
+        assert file.name == f"cpu-{log.stem.removeprefix('slurm-')}.1-node{node}.out"
+        check_monitor(file)
 
 
 def test_three_nodes(tmp_path):

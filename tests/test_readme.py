@@ -150,6 +150,8 @@ BY_TEST = {
     "test_readme.py::test_the_lessons_say": ["python day2/9_torch_dist_multi_node.py"],
     "test_nodes.py::test_lesson_9_on_imitated_nodes": [
         "scripts/multinode_setup_and_run.sh --local 2x2 9",
+    ],
+    "test_nodes.py::test_monitor_notes_how_busy_each_node_is": [
         "scripts/multinode_setup_and_run.sh --local 2x2 --monitor 9",
     ],
     "test_nodes.py::test_lesson_10_on_imitated_nodes_has_the_losses_of_one_node": [
@@ -218,6 +220,9 @@ BY_TEST = {
     ],
     "test_lesson_12.py::test_stopped_by_a_signal_it_goes_on_with_another_number_of_ranks": [
         "kill -TERM"
+    ],
+    "test_lesson_13.py::test_two_nodes_of_a_real_slurm_learn_what_one_process_does": [
+        "scripts/multinode_setup_and_run.sh 13"
     ],
     "test_lesson_15.py::test_it_finds_the_line_on_two_nodes": [
         "scripts/multinode_setup_and_run.sh 15"

@@ -8,7 +8,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import LESSONS, ROOT, processes_of, proves, run_lesson, start_lesson, wait_for
+from helpers import (
+    LESSONS,
+    ROOT,
+    cannot,
+    load_lesson,
+    processes_of,
+    proves,
+    refusal,
+    run_lesson,
+    start_lesson,
+    wait_for,
+)
 
 FEW = ("--epochs", 1, "--max-steps", 5)
 # Those that take processes and have a parse_args of their own; the others have the same one.
@@ -21,14 +32,23 @@ PARSING = [
 ]
 
 
+def check_refusal(status, output):
+    """Assert that the output is how to call the lesson, and one sentence."""
+    assert status == 2
+    assert "Traceback" not in output
+    *usage, sentence = output.strip().splitlines()
+    assert usage[0].startswith("usage: ")
+    assert "error: " in sentence
+
+
 @pytest.mark.parametrize("lesson_id", PARSING)
-def test_zero_processes_get_one_sentence(lesson_id, tmp_path):
-    check_refusal(lesson_id, 0, tmp_path=tmp_path)
+def test_zero_processes_get_one_sentence(lesson_id):
+    check_refusal(*refusal(lesson_id, 0))
 
 
 @pytest.mark.parametrize("processes", ["-1", "two"])
-def test_a_wrong_number_of_processes_gets_one_sentence(processes, tmp_path):
-    check_refusal("0", processes, tmp_path=tmp_path)
+def test_a_wrong_number_of_processes_gets_one_sentence(processes):
+    check_refusal(*refusal("0", processes))
 
 
 @pytest.mark.parametrize(
@@ -41,26 +61,17 @@ def test_a_wrong_number_of_processes_gets_one_sentence(processes, tmp_path):
         ("--no-such-option",),
     ],
 )
-def test_a_wrong_option_gets_one_sentence(arguments, tmp_path):
-    check_refusal("4", *arguments, tmp_path=tmp_path)
+def test_a_wrong_option_gets_one_sentence(arguments):
+    check_refusal(*refusal("4", *arguments))
 
 
-def check_refusal(lesson_id, *arguments, tmp_path):
-    status, output = run_lesson(lesson_id, *arguments, cwd=tmp_path)
-    assert status == 2
-    assert "Traceback" not in output
-    # argparse prints how to call the lesson, and then the sentence.
-    *usage, sentence = output.strip().splitlines()
-    assert usage[0].startswith("usage: ")
-    assert "error: " in sentence
+def test_nothing_is_started_and_nothing_is_left_of_a_refused_command(tmp_path):
+    check_refusal(*run_lesson("4", 0, cwd=tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("lesson_id", "damage"),
-    [("2", "folder missing"), ("4", "archive missing"), ("2", "truncated"), ("6", "one bit")],
-)
-def test_missing_or_damaged_data_gets_one_sentence(lesson_id, damage, tmp_path):
+@pytest.mark.parametrize("damage", ["folder missing", "archive missing", "truncated", "one bit"])
+def test_missing_or_damaged_data_gets_one_sentence(damage, tmp_path):
     shutil.copytree(ROOT / "data" / "MNIST" / "raw", tmp_path / "data" / "MNIST" / "raw")
     archive = tmp_path / "data" / "MNIST" / "raw" / "train-images-idx3-ubyte.gz"
     archive.chmod(0o644)
@@ -73,26 +84,13 @@ def test_missing_or_damaged_data_gets_one_sentence(lesson_id, damage, tmp_path):
         archive.write_bytes(whole[: len(whole) // 2])
     else:
         archive.write_bytes(whole[:1000] + bytes([whole[1000] ^ 1]) + whole[1001:])
-    status, output = run_lesson(lesson_id, "--data-dir", tmp_path / "data", cwd=tmp_path)
-    assert status == 1
-    (sentence,) = output.strip().splitlines()
-    assert sentence == f"{archive} is missing or damaged. Restore it: git checkout data/MNIST"
-
-
-def test_a_data_folder_that_cannot_be_written_is_enough(tmp_path):
-    """Nothing is unpacked there, so a folder without write permission serves as well."""
-    shutil.copytree(ROOT / "data" / "MNIST" / "raw", tmp_path / "data" / "MNIST" / "raw")
-    before = sorted(tmp_path.joinpath("data").rglob("*"))
-    folders = [path for path in (tmp_path / "data", *before) if path.is_dir()]
-    for folder in folders:
-        folder.chmod(0o555)
-    try:
-        status, output = run_lesson("3", 1, *FEW, "--data-dir", tmp_path / "data", cwd=tmp_path)
-    finally:
-        for folder in folders:
-            folder.chmod(0o755)
-    assert status == 0, output
-    assert sorted(tmp_path.joinpath("data").rglob("*")) == before
+    sentence = f"{archive} is missing or damaged. Restore it: git checkout data/MNIST"
+    with pytest.raises(SystemExit) as end:
+        load_lesson("4").load_mnist(tmp_path / "data")
+    assert end.value.code == sentence
+    if damage == "folder missing":
+        status, output = run_lesson("4", "--data-dir", tmp_path / "data", cwd=tmp_path)
+        assert (status, output.strip()) == (1, sentence)
 
 
 def test_two_jobs_can_start_at_once(tmp_path):
@@ -102,27 +100,31 @@ def test_two_jobs_can_start_at_once(tmp_path):
         assert job.returncode == 0, output
 
 
-def test_any_folder_and_paths_with_spaces_will_do(tmp_path):
+def test_any_folder_will_do_and_no_network_is_needed(tmp_path):
+    """From elsewhere, in a path with spaces, the data not to be written to, without a network."""
     home = tmp_path / "my course"
     shutil.copytree(ROOT / "day1", home / "day1")
-    shutil.copytree(ROOT / "data", home / "data")
+    shutil.copytree(ROOT / "data" / "MNIST" / "raw", home / "data" / "MNIST" / "raw")
+    before = sorted(home.joinpath("data").rglob("*"))
+    folders = [path for path in (home / "data", *before) if path.is_dir()]
     elsewhere = tmp_path / "somewhere else"
     elsewhere.mkdir()
-    file = home / "day1" / "6_mnist_ddp_pt.py"
-    status, output = run_lesson("6", 2, *FEW, cwd=elsewhere, file=file)
-    assert status == 0, output
-    assert proves("6", output)
-    assert [path.name for path in elsewhere.iterdir()] == ["runs"]
-
-
-def test_no_network_is_needed(tmp_path):
     inside = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
     if subprocess.run([*inside, "true"], capture_output=True).returncode:
-        pytest.skip("needs the right to make a network namespace, and the command ip")
-    command = [*inside, sys.executable, str(ROOT / LESSONS["4"]["file"]), "2", *map(str, FEW)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+        cannot("needs the right to make a network namespace, and the command ip")
+    lesson = home / LESSONS["6"]["file"]
+    command = [*inside, sys.executable, str(lesson), "2", *map(str, FEW)]
+    for folder in folders:
+        folder.chmod(0o555)
+    try:
+        done = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, timeout=200)
+    finally:
+        for folder in folders:
+            folder.chmod(0o755)
     assert done.returncode == 0, done.stderr
-    assert proves("4", done.stdout)
+    assert proves("6", done.stdout)
+    assert [path.name for path in elsewhere.iterdir()] == ["runs"]
+    assert sorted(home.joinpath("data").rglob("*")) == before
 
 
 @pytest.mark.parametrize("how", ["ctrl-c", "kill -TERM", "kill -KILL"])
