@@ -72,6 +72,6 @@ def test_no_script_runs_unchecked_code():
     for path in [*ROOT.glob("day*/*.py"), *ROOT.glob("scripts/*.py")]:
         text = path.read_text()
         assert "shell=True" not in text
-        assert "eval(" not in text.replace("model.eval(", "")
+        assert not re.search(r"(?<!\.)\beval\(", text)  # model.eval() is another one
         # A snapshot may come from somebody else.
         assert text.count("torch.load(") == text.count("weights_only=True")
