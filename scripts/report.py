@@ -23,6 +23,7 @@ from pathlib import Path
 import jinja2
 import numpy as np
 import torch
+from benchmark import shown
 from markupsafe import Markup, escape
 from matplotlib import style
 from matplotlib.figure import Figure
@@ -333,14 +334,14 @@ def benchmarks(folder):
     for case in sorted(cases, key=lambda case: case["began"]):
         name, machine = case["name"], case["machine"]
         ratios = [
-            f"{x['what']}: {x['median']:.3g}"
+            f"{x['what']}: {shown(x['median'])}"
             + (f" ({x['target']}: {x['verdict']})" if x["target"] else "")
             for x in case["ratios"]
         ]
         where = f"{machine['when']}, {machine['CPU']}, torch {machine['torch']}"
         head = ("what", f"median, {case['unit']}", "lowest", "highest", "rounds")
         rows = [
-            (what, *(f"{x[key]:,.4g}" for key in ("median", "lowest", "highest")), len(x["values"]))
+            (what, *(shown(x[key]) for key in ("median", "lowest", "highest")), len(x["values"]))
             for what, x in case["figures"].items()
         ]
         svg, caption = (folder / f"{name}.svg").read_text(), f"{'; '.join(ratios)}. {where}."
