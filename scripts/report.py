@@ -3,11 +3,14 @@
 Called by run_course.py. Every number was printed by a lesson of this run, or stands in an event
 file that the lesson wrote for TensorBoard. Nothing is drawn from a lesson that failed.
 
+What benchmark.py has left in runs/benchmark/ is shown too, with its own date and machine.
+
 A result is a dict: id and idea of the lesson; command; output, showed, seconds and problem as
 run_course.run returns them; events, the paths of the event files that the lesson wrote.
 """
 
 import io
+import json
 import os
 import platform
 import re
@@ -20,6 +23,7 @@ from pathlib import Path
 import jinja2
 import numpy as np
 import torch
+from benchmark import shown
 from markupsafe import Markup, escape
 from matplotlib import style
 from matplotlib.figure import Figure
@@ -54,19 +58,30 @@ def number(text):
     return float(text.replace(",", ""))
 
 
-def figure(name, title, caption, results, drawing, head, rows):
-    """Return what the page needs for a figure; head and rows are a table of its numbers."""
+def svg_of(drawing):
+    """Return the text of an SVG file; the same drawing gives the same text."""
     svg = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     drawing.savefig(svg, format="svg", transparent=True, metadata=nothing)
+    return svg.getvalue()
+
+
+def figure(name, title, caption, results, drawing, head, rows):
+    """Return what the page needs for a figure that is drawn from what lessons printed."""
+    commands = [result["command"] for result in results]
+    return card(name, title, caption, commands, svg_of(drawing), head, rows)
+
+
+def card(name, title, caption, commands, svg, head, rows):
+    """Return what the page needs for a figure; head and rows are a table of its numbers."""
     # The page's own colour for lines and text, and no id twice in a page of several figures.
-    svg = svg.getvalue().replace("#000000", "currentColor")
+    svg = svg.replace("#000000", "currentColor")
     svg = re.sub(r'( id="|xlink:href="#|url\(#)', rf"\1{name}-", svg[svg.index("<svg") :])
     return {
         "name": name,
         "title": title,
         "caption": caption,
-        "commands": [result["command"] for result in results],
+        "commands": commands,
         "svg": Markup(svg),
         "head": head,
         "rows": rows,
@@ -313,6 +328,28 @@ def draw(results):
     return figures
 
 
+def benchmarks(folder):
+    """Return the figures that benchmark.py has left in a folder, in the order of measuring."""
+    cases, figures = [json.loads(path.read_text()) for path in folder.glob("*.json")], []
+    for case in sorted(cases, key=lambda case: case["began"]):
+        name, machine = case["name"], case["machine"]
+        ratios = [
+            f"{x['what']}: {shown(x['median'])}"
+            + (f" ({x['target']}: {x['verdict']})" if x["target"] else "")
+            for x in case["ratios"]
+        ]
+        where = f"{machine['when']}, {machine['CPU']}, torch {machine['torch']}"
+        head = ("what", f"median, {case['unit']}", "lowest", "highest", "rounds")
+        rows = [
+            (what, *(shown(x[key]) for key in ("median", "lowest", "highest")), len(x["values"]))
+            for what, x in case["figures"].items()
+        ]
+        svg, caption = (folder / f"{name}.svg").read_text(), f"{'; '.join(ratios)}. {where}."
+        commands = [machine["command"]]
+        figures.append(card(f"case-{name}", case["title"], caption, commands, svg, head, rows))
+    return figures
+
+
 def processor():
     """Return the name of the CPU, or its kind where the system does not say more."""
     try:
@@ -396,6 +433,9 @@ def write(path, results, command, began):
     with style.context(["default", STYLE]):
         figures = draw(results)
     page = environment.get_template("report.html.j2").render(
-        results=results, figures=figures, facts=facts(command, began)
+        results=results,
+        figures=figures,
+        benchmarks=benchmarks(path.parent / "benchmark"),
+        facts=facts(command, began),
     )
     path.write_text(page, encoding="utf-8")

@@ -58,6 +58,26 @@ def write_events(folder, losses):
             writer.add_scalar("loss/train", loss, 100 * step)
 
 
+def write_benchmarks(folder):
+    """Leave in a folder what benchmark.py does, with invented numbers. Return it: [JSON, ...]."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(ROOT / "scripts")
+        import benchmark
+        from benchmark_cases import CASES
+
+        results = []
+        for began, case in enumerate(CASES):
+            names = dict.fromkeys(x for ratio in case.ratios for x in (ratio.over, ratio.under))
+            names = [name for name in names if name]
+            figures = {name: [1234.5 * (i + 2), 777.0, 1e4] for i, name in enumerate(names)}
+            machine = {"when": "yesterday", "CPU": "one <core>", "torch": "2", "command": "it"}
+            results.append(benchmark.summarise(case, figures))
+            results[-1] |= {"began": began, "machine": machine}
+            benchmark.write(results[-1])
+        return results
+
+
 def run_recorded(*arguments, folder, **changes):
     """Run run_course.main in a folder, with lessons that only give their recorded output.
 
@@ -87,8 +107,9 @@ def report_in(folder):
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """The report of all lessons, in a folder where an earlier run has left a curve."""
+    """The report of all lessons, in a folder with benchmarks and an earlier run's curve."""
     folder = tmp_path_factory.mktemp("full")
+    write_benchmarks(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         write_events("2_mnist_training", [9] * 30)
@@ -172,7 +193,8 @@ def test_every_lesson_stands_there_with_its_output(page):
         output = recorded_output(lesson_id)
         assert f"<code>{escape(proof_of(output))}</code>" in page
         assert escape(output) in page
-    assert figures_of(page) == [
+    lessons = [name for name in figures_of(page) if not name.startswith("case-")]
+    assert lessons == [
         "loss",
         "speed-up",
         "bandwidth",
@@ -262,6 +284,26 @@ def test_streaming_is_that_of_lesson_11(page):
         check_scale([0, *(length(bar, axis) for bar in bars)], [0, *map(number, values)])
 
 
+def test_benchmarks_stand_there_with_their_own_date_and_numbers(page, tmp_path):
+    results = write_benchmarks(tmp_path)
+    names = [name for name in figures_of(page) if name.startswith("case-")]
+    assert names == [f"case-{x['name']}" for x in results]
+    for x in results:
+        shown = figure_of(page, f"case-{x['name']}")
+        assert f"<h3>{escape(x['title'])}</h3>" in shown
+        assert "yesterday, one &lt;core&gt;, torch 2." in shown
+        assert '<code class="quiet">$ it</code>' in shown
+        for ratio in x["ratios"]:
+            assert f"{ratio['what']}: " in shown
+            assert f"({ratio['target']}: {ratio['verdict']})" in shown or not ratio["target"]
+        rows = table_of(page, f"case-{x['name']}")
+        assert [row[0] for row in rows] == list(x["figures"])
+        for row, figure in zip(rows, x["figures"].values()):
+            values = [figure[key] for key in ("median", "lowest", "highest")]
+            assert list(map(number, row[1:4])) == pytest.approx(values, abs=0.5)
+            assert row[4] == "3"
+
+
 @pytest.mark.parametrize("width", [360, 1200])
 def test_nothing_is_cut_off_or_covered(page, width, tmp_path):
     # The page forbids scripts. The measuring one needs that line away.
@@ -290,6 +332,7 @@ def test_what_did_not_run_is_left_out(tmp_path):
     page = report_in(tmp_path)
     assert figures_of(page) == ["loss"]
     assert "8_mnist_ddp_pt_lr" not in page
+    assert "benchmark" not in page
 
 
 def test_a_failed_lesson_is_shown_as_failed(tmp_path):
