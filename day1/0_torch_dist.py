@@ -50,7 +50,8 @@ def start(local_rank, *arguments):
     if launcher := mp.parent_process():  # end with it, however it ends
         threading.Thread(target=lambda: launcher.join() or os._exit(1), daemon=True).start()
     os.environ.setdefault("RANK", str(local_rank))
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    wait = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))  # at most, in a collective
+    dist.init_process_group("gloo", timeout=wait)
     main(*arguments)
     dist.barrier()  # leave together; a rank that fails never gets here and ends the job
     dist.destroy_process_group()

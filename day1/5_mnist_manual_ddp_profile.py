@@ -163,8 +163,8 @@ def start(local_rank, *arguments):
         threading.Thread(target=lambda: launcher.join() or os._exit(1), daemon=True).start()
     os.environ.setdefault("RANK", str(local_rank))
     device, backend = choose_device(local_rank, int(os.environ["LOCAL_WORLD_SIZE"]))
-    own = None if backend == "gloo" else device
-    dist.init_process_group(backend, timeout=timedelta(seconds=60), device_id=own)
+    gloo, wait = backend == "gloo", timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
+    dist.init_process_group(backend, timeout=wait, device_id=None if gloo else device)
     if dist.get_rank() == 0:
         print(f"ranks: {dist.get_world_size()}, device: {device.type}, backend: {backend}")
     main(device, *arguments)

@@ -121,9 +121,8 @@ class Job:
         history, visits = torch.stack(self.history, dim=1), self.visits.clone()
         dist.all_reduce(history)
         dist.all_reduce(visits)
-        random = [None] * self.world_size
-        dist.all_gather_object(random, [x.get_rng_state() for x in self.generators])
-        state = {"history": history, "visits": visits, "random": random}
+        state = {"history": history, "visits": visits, "random": [None] * self.world_size}
+        dist.all_gather_object(state["random"], [x.get_rng_state() for x in self.generators])
         state |= {name: vars(self)[name] for name in ("epoch", "seen", "starts", "kind")}
         # The model within: DDP would put "module." before each name.
         state |= {"model": self.model.module.state_dict(), "optimizer": self.optimizer.state_dict()}
@@ -202,6 +201,8 @@ def train(job, images, labels, args, path=None, told=()):
             stop = path and step % 10 == 0 and anyone(told, images.device)  # to ask takes time
             if stop or (path and step % args.save_every == 0):
                 state = job.state_dict()
+                if not state["history"].isfinite().all():  # the same on all ranks
+                    sys.exit(1 if job.rank else "The loss is not finite. Take a smaller --lr.")
                 if job.rank == 0:
                     save(state, path)
                     print(f"step {step}: snapshot in epoch {job.epoch} after {job.seen:,} images")
@@ -223,9 +224,8 @@ def main(device, data, args):
     dist.broadcast_object_list(snapshot)  # rank 0 chooses for all
     if snapshot[0]:
         if snapshot[0].get("kind") != job.kind:
-            if job.rank == 0:
-                print(f"{path} is of a job with other arguments. Repeat those, or delete the file.")
-            sys.exit(1)
+            message = f"{path} is of a job with other arguments. Repeat those, or delete the file."
+            sys.exit(1 if job.rank else message)
         job.load_state_dict(snapshot[0])
         if job.rank == 0:
             print(f"start {job.starts}: goes on in epoch {job.epoch} after {job.seen:,} images")
@@ -238,8 +238,8 @@ def main(device, data, args):
     if job.rank == 0:
         write_scalars(result["history"])
         torch.save(result["model"], path.with_name("model.pt"))
-        for file in (path, path.with_suffix(".before")):
-            file.unlink(missing_ok=True)
+        for file in path.parent.glob("snapshot.*"):  # also what a kill in save has left
+            file.unlink()
         pairs = zip(job.model.parameters(), other.model.parameters())
         same = "as without a stop" if all(torch.equal(*pair) for pair in pairs) else "DIFFERENT"
         once = f"{(result['visits'] == args.epochs).sum():,} of {len(images):,}"
@@ -250,8 +250,8 @@ def start(*arguments):
     """Be one rank, as the variables say: join the process group, run main, leave the group."""
     local_rank, local_world_size = int(os.environ["LOCAL_RANK"]), os.environ.get("LOCAL_WORLD_SIZE")
     device, backend = choose_device(local_rank, int(local_world_size or 1))
-    own = None if backend == "gloo" else device
-    dist.init_process_group(backend, timeout=timedelta(seconds=60), device_id=own)
+    gloo, wait = backend == "gloo", timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
+    dist.init_process_group(backend, timeout=wait, device_id=None if gloo else device)
     if dist.get_rank() == 0:
         print(f"ranks: {dist.get_world_size()}, device: {device.type}, backend: {backend}")
     main(device, *arguments)

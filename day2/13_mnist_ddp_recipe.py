@@ -268,8 +268,8 @@ def start(*arguments):
     """Be one rank, as the variables say: join the process group, run main, leave the group."""
     local_rank, local_world_size = int(os.environ["LOCAL_RANK"]), os.environ.get("LOCAL_WORLD_SIZE")
     device, backend = choose_device(local_rank, int(local_world_size or 1))
-    own = None if backend == "gloo" else device
-    dist.init_process_group(backend, timeout=timedelta(seconds=60), device_id=own)
+    gloo, wait = backend == "gloo", timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
+    dist.init_process_group(backend, timeout=wait, device_id=None if gloo else device)
     if dist.get_rank() == 0:
         print(f"ranks: {dist.get_world_size()}, device: {device.type}, backend: {backend}")
     main(device, *arguments)

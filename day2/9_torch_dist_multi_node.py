@@ -79,8 +79,10 @@ def main(device):
 
     # A group for each node, and one with a rank of every node. Every rank must make all groups.
     nodes = [[r for r in range(world_size) if firsts[r] == first] for first in leaders]
-    within, _ = dist.new_subgroups_by_enumeration(nodes)
-    between = dist.new_group(leaders)
+    # A group does not take over the timeout of the first one: not given, it is half an hour.
+    wait = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
+    within, _ = dist.new_subgroups_by_enumeration(nodes, timeout=wait)
+    between = dist.new_group(leaders, timeout=wait)
 
     # Algorithm bandwidth: size / time. Bus bandwidth: what each rank's link carries, 2 (n - 1) / n
     # times as much, because in a ring nearly every number passes every link twice. Source:
@@ -104,8 +106,8 @@ def start(*arguments):
     """Be one rank, as the variables say: join the process group, run main, leave the group."""
     local_rank, local_world_size = int(os.environ["LOCAL_RANK"]), os.environ.get("LOCAL_WORLD_SIZE")
     device, backend = choose_device(local_rank, int(local_world_size or 1))
-    own = None if backend == "gloo" else device
-    dist.init_process_group(backend, timeout=timedelta(seconds=60), device_id=own)
+    gloo, wait = backend == "gloo", timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
+    dist.init_process_group(backend, timeout=wait, device_id=None if gloo else device)
     if dist.get_rank() == 0:
         print(f"ranks: {dist.get_world_size()}, device: {device.type}, backend: {backend}")
     main(device, *arguments)

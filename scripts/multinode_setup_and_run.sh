@@ -20,7 +20,7 @@
 #
 # Each rank gets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and LOCAL_WORLD_SIZE.
 # What you set yourself stays: MASTER_PORT, OMP_NUM_THREADS, GLOO_SOCKET_IFNAME,
-# NCCL_SOCKET_IFNAME, PYTHON.
+# NCCL_SOCKET_IFNAME, PYTHON. DIST_TIMEOUT is the seconds that a rank waits in a collective (60).
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -164,6 +164,7 @@ run_rank() {
     who=torchrun
     command=(env -u RANK -u LOCAL_RANK -u WORLD_SIZE -u LOCAL_WORLD_SIZE -u MASTER_ADDR -u MASTER_PORT
       TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 # or ranks that start anew look for the old ones' addresses
+      TORCH_ELASTIC_SHUTDOWN_TIMEOUT=5     # seconds for a rank to end, then by force
       "$python" -m torch.distributed.run --nnodes "$WORLD_SIZE" --nproc-per-node "$RANKS_PER_NODE"
       --max-restarts "$restarts" --redirects "$((restarts ? 2 : 0))" --log-dir runs/torchrun
       --rdzv-backend c10d --rdzv-endpoint "$MASTER_ADDR:$MASTER_PORT" --rdzv-id "$MASTER_PORT"
@@ -191,18 +192,35 @@ run_rank() {
   exit "$status"
 }
 
-# Pass stderr on. In the end say which rank failed first: the others fail because of it.
+# Pass stderr on. In the end say which rank failed first, for the others fail because of it, and
+# which node Slurm has lost.
 name_the_first() {
-  local line first=''
-  while IFS= read -r line; do
-    if [[ $line != "launcher: "* ]]; then
+  local line status first='' lost='' limit=()
+  trap '' HUP INT TERM # they are for the ranks, whose last words are to be heard
+  while true; do
+    status=0
+    IFS= read -r "${limit[@]}" line || status=$?
+    if ((status > 128)); then # nothing for 15 s: srun may wait for a lost node without end
+      limit=()
+      if pkill -KILL -P $$ -x srun; then
+        echo "srun waited for a node that does not answer: the one with a * in sinfo -N." >&2
+      fi
+    elif ((status)); then
+      break
+    elif [[ $line != "launcher: "* ]]; then
       printf '%s\n' "$line" >&2
+      if [[ $line =~ ^srun:\ error:.*([Ff]ailure|failed)\ on\ (node\ )?([^ :]+) ]]; then
+        lost=${BASH_REMATCH[3]}
+      fi
     elif [[ -z $first || $line < $first ]]; then
-      first=$line
+      first=$line limit=(-t 15)
     fi
   done
   if [[ -n $first ]]; then
     echo "The first to fail: ${first#launcher: * }." >&2
+  fi
+  if [[ -n $lost ]]; then
+    echo "Slurm has lost $lost, or cannot reach it. The rest follows from that." >&2
   fi
 }
 
@@ -211,7 +229,7 @@ supervise() {
   local status=0 errors reader
   exec {errors}> >(name_the_first)
   reader=$!
-  "$@" 2>&"$errors" {errors}>&- || status=$?
+  { "$@" 2>&"$errors" {errors}>&-; } 2>/dev/null || status=$? # without what bash says of a kill
   exec {errors}>&-
   wait "$reader"
   return "$status"
@@ -249,13 +267,26 @@ start_here() {
   supervise run_all_here "$gpus" "$@"
 }
 
+# End the ranks with the process groups in pids: they are told to, and killed 5 s later.
+# shellcheck disable=SC2329 # it is called, in a trap
+end_ranks() {
+  local i
+  disown -a # or bash tells of each one that it has ended
+  kill -TERM "${pids[@]/#/-}" 2>/dev/null || true
+  for ((i = 0; i < 50; i++)); do
+    kill -0 "${pids[@]/#/-}" 2>/dev/null || return 0
+    sleep 0.1
+  done
+  kill -KILL "${pids[@]/#/-}" 2>/dev/null || true
+}
+
 # Start the ranks of start_here; when one fails, end the others.
 # shellcheck disable=SC2329 # it is called, through supervise
 run_all_here() {
   local gpus=$1 rank node status=0 pids=()
   shift
   set -m # each rank in a process group of its own, so that it can be ended with its children
-  trap 'kill -TERM "${pids[@]/#/-}" 2>/dev/null; exit 130' INT TERM
+  trap 'end_ranks; exit 130' INT TERM
   for ((rank = 0; rank < WORLD_SIZE; rank++)); do
     export RANK=$rank LOCAL_RANK=$((rank % LOCAL_WORLD_SIZE))
     node=$((rank / LOCAL_WORLD_SIZE))
@@ -273,11 +304,13 @@ run_all_here() {
     }
   done
   if ((status)); then
-    disown -a
     sleep 1 # the others end by themselves as a rule, and may say something
-    kill -TERM "${pids[@]/#/-}" 2>/dev/null || true
-    sleep 2
-    kill -KILL "${pids[@]/#/-}" 2>/dev/null || true
+    for ((rank = 0; rank < WORLD_SIZE; rank++)); do
+      if kill -0 "${pids[rank]}" 2>/dev/null; then # stopped, or busy with something else
+        echo "Still running: rank $rank on imitated node $((rank / LOCAL_WORLD_SIZE))." >&2
+      fi
+    done
+    end_ranks
   fi
   return "$status"
 }

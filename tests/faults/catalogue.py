@@ -1,0 +1,218 @@
+"""What the tests of faults share. A job in which something goes wrong ends within 30 s, says why in
+its last lines, and leaves nothing.
+
+With FAULTS_RECORD=FILE in the environment, each fault is noted there, a line of JSON, with what was
+seen and how long it took: `python scripts/update_docs.py --faults` makes the table of the README of
+that.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from pathlib import Path
+
+from helpers import LAUNCHER, LESSONS, ROOT, refusal, wait_for
+
+WITHIN = 30  # seconds from the fault to the end of the job
+LAST = 8  # so many lines are the last ones
+MARK = "FAULT_JOB"  # in the environment of every process of a job
+# A rank waits so long for the others: an hour on a machine with much to do is no fault.
+PATIENCE = {"DIST_TIMEOUT": "6"}
+
+
+class Job:
+    """A job started as a user does, in a folder of its own, and all that it may leave behind."""
+
+    def __init__(self, *command, cwd, env=None):
+        self.mark, self.cwd = uuid.uuid4().hex, cwd
+        self.temporary = Path(tempfile.mkdtemp())  # a short path: sockets lie in it
+        self.segments, self.ports = set(segments()), set(listeners())
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+        environment |= {MARK: self.mark, "TMPDIR": str(self.temporary), **(env or {})}
+        environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+        self.process = subprocess.Popen(
+            [*map(str, command)],
+            cwd=cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.lines, self.struck = [], time.monotonic()
+        threading.Thread(target=lambda: self.lines.extend(self.process.stdout), daemon=True).start()
+
+    def until(self, text, seconds=100):
+        """Wait until the job has printed a text. The fault comes now."""
+        here = wait_for(
+            lambda: text in "".join(self.lines) or self.process.poll() is not None, seconds
+        )
+        assert here, f"no {text!r} within {seconds} s:\n{''.join(self.lines)}"
+        assert text in "".join(self.lines), "".join(self.lines)
+        self.struck = time.monotonic()
+
+    def processes(self):
+        """Return {process id: environment} of the job's living processes, wherever they run."""
+        found = {}
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it ended in this moment, or is somebody else's
+                if self.mark.encode() in (environment := (process / "environ").read_bytes()):
+                    pairs = (x.partition("=") for x in environment.decode().split("\0"))
+                    found[int(process.name)] = {name: value for name, _, value in pairs}
+        return found
+
+    def rank(self, number):
+        """Return the process id of a rank."""
+        processes = self.processes()
+        for pid, environment in processes.items():
+            name = Path(f"/proc/{pid}/comm").read_text()
+            if environment.get("RANK") == str(number) and name.startswith(("python", "pt_")):
+                return pid
+        # The lesson starts Python's fork server, and that starts the ranks in order.
+        parents = {
+            pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            for pid in processes
+        }
+        first = self.process.pid
+        return sorted(p for p, parent in parents.items() if parents.get(parent) == first)[number]
+
+    def hit(self, number, name):
+        """Send a signal to a rank."""
+        self.struck = time.monotonic()
+        os.kill(self.rank(number), getattr(signal, f"SIG{name}"))
+
+    def left(self):
+        """Return a list of what there is that was not there before."""
+        left = [f"process {pid}" for pid in self.processes()]
+        new, ports = set(segments()) - self.segments, listeners()
+        if new or ports.keys() - self.ports:
+            used = used_by_others(self.mark)
+            left += [f"shared memory {x}" for x in new - used]
+            left += [f"port {ports[x]}" for x in ports.keys() - self.ports - used]
+        left += [f"temporary {x.name}" for x in self.temporary.iterdir() if not known(x)]
+        # The course writes files under a name that ends in the number of the process, first.
+        left += [f"half a file {x}" for x in self.cwd.rglob("*") if re.search(r"\.\d+$", x.name)]
+        return left
+
+    def end(self):
+        """End what is still there; return the output."""
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        wait_for(lambda: not self.processes(), 5)
+        shutil.rmtree(self.temporary, ignore_errors=True)
+        return "".join(self.lines)
+
+    def check(self, fault, says, do, status=None):
+        """Assert that the job ends in time, says why, and leaves nothing; return its output."""
+        try:
+            left_over = self.struck + WITHIN - time.monotonic()
+            ended = wait_for(lambda: self.process.poll() is not None, left_over)
+            seconds = time.monotonic() - self.struck
+            wait_for(lambda: not self.left(), 5)
+            left = self.left() if ended else []
+        finally:
+            output = self.end()
+        assert ended, f"not at an end after {WITHIN} s:\n{output}"
+        assert not left, f"left behind: {left}\n{output}"
+        assert self.process.returncode == status or (status is None and self.process.returncode)
+        saw(fault, says, do, output, seconds)
+        return output
+
+
+def known(file):
+    """Return whether a file in the folder for temporary ones is PyTorch's or Python's own."""
+    names = ("pymp-", "pytorch-errorfile-", "torchelastic_", "torchinductor_")
+    return file.name.startswith(names)
+
+
+def segments():
+    """Return the names of the segments of shared memory."""
+    return [x.name for x in Path("/dev/shm").iterdir()]
+
+
+def listeners():
+    """Return {inode of the socket: port} of the ports on which somebody listens."""
+    found = {}
+    for table in ("tcp", "tcp6"):
+        for row in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = row.split()
+            if fields[3] == "0A":
+                found[fields[9]] = int(fields[1].rpartition(":")[2], 16)
+    return found
+
+
+def used_by_others(mark):
+    """Return what living processes without this mark use: inodes of sockets, shared memory."""
+    used = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in (process / "environ").read_bytes():
+                continue
+            used |= set(re.findall(r"/dev/shm/(\S+)", (process / "maps").read_text()))
+            for file in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    used |= set(re.findall(r"^(?:socket:\[|/dev/shm/)(\w+)", os.readlink(file)))
+    return used
+
+
+def saw(fault, says, do, output, seconds):
+    """Assert that the last lines of an output say why; note it for the table of the README."""
+    lines = [x for x in output.splitlines() if x and not x.startswith("salloc: J")]
+    found = re.search(says or "", "\n".join(lines[-LAST:]), re.M)
+    assert found, f"the last lines do not say: {says}\n{output}"
+    if file := os.environ.get("FAULTS_RECORD"):
+        test = os.environ["PYTEST_CURRENT_TEST"].partition("::")[0]
+        row = {"group": Path(test).stem.removeprefix("test_"), "fault": fault, "do": do}
+        row |= {"says": found[0], "seconds": seconds and round(seconds, 1)}
+        with open(file, "a") as record:
+            record.write(json.dumps(row) + "\n")
+
+
+def lesson(name, *arguments, cwd, file=None, env=None):
+    """Start a lesson of Day 1, or one of Day 2 as its only rank; or another file in its place."""
+    file = file or ROOT / LESSONS[name]["file"]
+    return Job(sys.executable, file, *arguments, cwd=cwd, env=env)
+
+
+def local(nodes, *arguments, cwd, env=None):
+    """Start the launcher with imitated nodes."""
+    return Job(LAUNCHER, "--local", nodes, *arguments, cwd=cwd, env=env)
+
+
+def on_slurm(slurm, *command, cwd, env=None):
+    """Start a command on the login side of a cluster."""
+    return Job(*LOGIN, *command, cwd=cwd, env={**slurm.env, **(env or {})})
+
+
+LOGIN = (ROOT / "scripts" / "local_slurm.sh", "shell")
+
+
+def refused(fault, says, do, lesson_id, *arguments, env=None):
+    """Assert that a lesson refuses its arguments with one sentence, before it starts anything."""
+    status, output = refusal(lesson_id, *arguments, env=env)
+    assert status == 2
+    *usage, sentence = output.strip().splitlines()
+    assert usage[0].startswith("usage: ")
+    assert "error: " in sentence
+    saw(fault, says, do, sentence, None)
+
+
+def changed(folder, lesson_id, line, instead):
+    """Write a lesson with another line in the place of one, under its own name; return the file."""
+    file = ROOT / LESSONS[lesson_id]["file"]
+    text = file.read_text()
+    assert text.count(line) == 1
+    (folder / file.name).write_text(text.replace(line, instead))
+    return folder / file.name

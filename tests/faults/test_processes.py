@@ -1,0 +1,187 @@
+"""Ranks, launchers and nodes that die, stop, fail or run out of memory."""
+
+import os
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+from catalogue import PATIENCE, changed, lesson, local, on_slurm
+from conftest import bring_up
+from helpers import LAUNCHER, cannot
+
+FOR_EVER = ("--epochs", 100_000, "--max-steps", 5)
+LONG = ("12", "--made-up", 3198, "--epochs", 100_000, "--save-every", 5)
+MEMORY = "Often memory ran out: fewer processes, or a smaller `--batch-size`."
+FIRST = "Look above for what this rank says itself."
+
+
+# Day 1: the lesson starts its own ranks.
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_of_day_1_is_killed(rank, tmp_path):
+    job = lesson("1", 2, cwd=tmp_path)
+    job.until("1 MB:")
+    job.hit(rank, "KILL")
+    job.check(
+        f"kill -9 of rank {rank}, Day 1",
+        rf"process {rank} terminated with signal SIGKILL$",
+        MEMORY,
+        status=1,
+    )
+
+
+def test_a_rank_of_day_1_raises_while_another_waits(tmp_path):
+    line = "    before = value.item()\n"
+    raises = line + '    if rank == 1:\n        raise ValueError("ouch")\n'
+    file = changed(tmp_path, "0", line, raises)
+    job = lesson("0", 2, cwd=tmp_path, file=file)
+    output = job.check(
+        "an exception on rank 1, Day 1; rank 0 waits",
+        "^ValueError: ouch$",
+        "Above stands the rank, `-- Process 1 terminated`, and the line.",
+        status=1,
+    )
+    assert "-- Process 1 terminated with the following error:" in output
+
+
+@pytest.mark.parametrize("how", ["Ctrl-C", "kill -TERM", "kill -KILL"])
+def test_the_lesson_that_started_the_ranks_is_stopped(how, tmp_path):
+    job = lesson("4", 2, *FOR_EVER, cwd=tmp_path)
+    job.until("epoch 0")
+    if how == "Ctrl-C":  # the terminal sends it to every process in the foreground
+        os.killpg(job.process.pid, signal.SIGINT)
+    else:
+        job.process.send_signal(getattr(signal, "SIG" + how.removeprefix("kill -")))
+    output = job.check(f"{how}, Day 1", None, "All ranks end with it.")
+    assert "Traceback" not in output
+
+
+# The launcher of Day 2, on imitated nodes.
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_on_an_imitated_node_is_killed(rank, tmp_path):
+    job = local("2", "9", cwd=tmp_path)
+    job.until("1 MB:")
+    job.hit(rank, "KILL")
+    job.check(
+        f"kill -9 of rank {rank}, `--local`",
+        rf"^The first to fail: rank {rank} on imitated node {rank} ended with signal KILL\.$",
+        MEMORY,
+    )
+
+
+def test_a_rank_on_an_imitated_node_raises(tmp_path):
+    line = '    value = torch.tensor(float(rank), device=device)\n'
+    raises = line + '    if rank == 1:\n        raise ValueError("ouch")\n'
+    job = local("2", changed(tmp_path, "9", line, raises), cwd=tmp_path)
+    output = job.check(
+        "an exception on rank 1, `--local`; rank 0 waits",
+        r"^The first to fail: rank 1 on imitated node 1 ended with exit status 1\.$",
+        FIRST,
+    )
+    assert "[rank1]: ValueError: ouch" in output
+
+
+@pytest.mark.parametrize("how", ["Ctrl-C", "kill -TERM"])
+def test_the_launcher_is_stopped(how, tmp_path):
+    job = local("2", *LONG, cwd=tmp_path)
+    job.until("snapshot in")
+    if how == "Ctrl-C":
+        os.killpg(job.process.pid, signal.SIGINT)
+    else:
+        job.process.terminate()
+    job.check(f"{how}, `--local`", None, "All ranks end with it.")
+
+
+def test_a_stopped_rank_is_seen_by_the_timeout(tmp_path):
+    job = local("2", "9", cwd=tmp_path, env=PATIENCE)
+    job.until("1 MB:")
+    job.hit(1, "STOP")
+    output = job.check(
+        "a rank stands still, `--local` (`DIST_TIMEOUT=6`)",
+        r"^Still running: rank 1 on imitated node 1\.$",
+        "The others have waited for this rank: see where it stands, "
+        "[the guide](day1/GUIDE.md#when-it-stands-still).",
+    )
+    assert "Timed out waiting 6000ms" in output
+
+
+def test_a_rank_runs_out_of_memory(tmp_path):
+    job = local("2", "9", cwd=tmp_path)
+    job.until("rank 1 of 2")
+    # No more than it has now, and a little.
+    size = int(Path(f"/proc/{job.rank(1)}/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.prlimit(job.rank(1), resource.RLIMIT_AS, (size + 2**24, size + 2**24))
+    output = job.check(
+        "rank 1 gets no more memory, `--local`",
+        r"^The first to fail: rank 1 on imitated node 1 ended with exit status 1\.$",
+        FIRST + " Then fewer processes, or a smaller `--batch-size`.",
+    )
+    assert "can't allocate memory: you tried to allocate 64000000 bytes" in output
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_of_torchrun_is_killed(rank, tmp_path):
+    job = local("1x2", "--torchrun", "9", cwd=tmp_path)
+    job.until("1 MB:")
+    job.hit(rank, "KILL")
+    job.check(
+        f"kill -9 of rank {rank}, torchrun",
+        rf"rank      : {rank} \(local_rank: {rank}\)(?s:.*)Signal 9 \(SIGKILL\) received by PID \d+",
+        MEMORY,
+    )
+
+
+# A real Slurm.
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_on_a_node_is_killed(rank, slurm, tmp_path):
+    job = on_slurm(slurm, "salloc", "--nodes", 2, LAUNCHER, "9", cwd=tmp_path)
+    job.until("1 MB:")
+    job.hit(rank, "KILL")
+    job.check(
+        f"kill -9 of rank {rank}, Slurm",
+        rf"^The first to fail: rank {rank} on node{rank + 1} ended with signal KILL\.$",
+        MEMORY + " `--mem` at `salloc`.",
+    )
+
+
+@pytest.mark.parametrize("how", ["scancel", "Ctrl-C"])
+def test_a_job_of_slurm_is_stopped(how, slurm, tmp_path):
+    job = on_slurm(slurm, "salloc", "--nodes", 2, "-J", how, LAUNCHER, *LONG, cwd=tmp_path)
+    job.until("snapshot in")
+    if how == "scancel":
+        slurm.run("scancel", "--name", how, cwd=tmp_path)
+    else:
+        os.killpg(job.process.pid, signal.SIGINT)
+    job.check(
+        f"{how}, Slurm",
+        r"\*\*\* STEP \S+ ON node1 CANCELLED AT",
+        "All ranks on all nodes end with it.",
+    )
+
+
+@pytest.fixture
+def cluster():
+    """A Slurm cluster of two nodes that may be damaged; .lose() and .cut() do so to node2."""
+    if os.geteuid():
+        cannot("needs root")
+    folder = Path(f"/run/local-slurm-faults-{os.getpid()}")
+    cluster = bring_up(2, folder)
+    yield cluster
+    cluster.call("down")
+
+
+def test_a_whole_node_is_lost(cluster, tmp_path):
+    job = on_slurm(cluster, "salloc", "--nodes", 2, LAUNCHER, "9", cwd=tmp_path)
+    job.until("1 MB:")
+    os.kill(int((cluster.folder / "node2.pid").read_text()), signal.SIGKILL)
+    job.check(
+        "a node is lost, Slurm",
+        r"^(Slurm has lost node2, or cannot reach it\. The rest follows from that\.|srun waited for a node .*)$",
+        "Start again, without that node: `salloc --exclude`.",
+    )
