@@ -271,16 +271,15 @@ def parse_args():
     if "RANK" not in os.environ:
         parser.error("start this lesson with scripts/multinode_setup_and_run.sh")
     for name, value in vars(args).items():
-        if (
-            isinstance(value, int | float)
-            and not value > 0
-            and name not in "seed workers shuffle stream_only"
-        ):
+        any_number = name in "seed workers shuffle stream_only"
+        if isinstance(value, int | float) and not value > 0 and not any_number:
             parser.error(f"{name.replace('_', '-')} must be greater than 0, not {value}")
     args.file = args.file or args.data_dir / "mnist.h5"
     if not usable(args.file):
         hint = "python day2/create_mnist_h5.py --force"
         parser.error(f"{args.file} is missing, damaged or of another kind. Make it: {hint}")
+    if ChunkStream(0, int(os.environ["WORLD_SIZE"]), args).steps == 0:
+        parser.error(f"{args.file} has not one batch for each rank. Take a smaller --batch-size.")
     return args
 
 

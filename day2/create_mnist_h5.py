@@ -10,6 +10,7 @@ Try next:  --gzip 4: how much smaller is the file, and how much slower is lesson
 import argparse
 import hashlib
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -54,6 +55,13 @@ def write(path, tensors, args):
     images, labels, test_images, test_labels = (tensor.numpy() for tensor in tensors)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     checksum = hashlib.sha256()
+
+    def stop(*_):  # by Ctrl-C or kill. An exception is sometimes lost inside h5py: raise none.
+        temporary.unlink(missing_ok=True)
+        os._exit(1)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
     try:
         # Mode x: a second writer fails. Mode w would empty a file that somebody else has open.
         with h5py.File(temporary, "x") as file:
@@ -72,7 +80,7 @@ def write(path, tensors, args):
             file["test_images"], file["test_labels"] = test_images, test_labels
             file.attrs["mean"], file.attrs["std"] = images.mean() / 255, images.std() / 255
             file.attrs["sha256"] = checksum.hexdigest()
-    except BaseException:  # Ctrl-C too
+    except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     os.replace(temporary, path)
@@ -88,7 +96,9 @@ def main(args):
         args.file.parent.mkdir(parents=True, exist_ok=True)
         count, checksum = write(args.file, tensors, args)
     except OSError as error:
-        sys.exit(f"{args.file} could not be written: {error}")
+        reason = os.strerror(error.errno) if error.errno else error
+        print(f"{args.file} could not be written: {reason}", file=sys.stderr, flush=True)
+        os._exit(1)  # HDF5 crashes when it closes a file for which there was no room
     print(f"{args.file}: {args.file.stat().st_size / 1e6:,.1f} MB")
     size = f"{count:,} images of 28 x 28 in chunks of {args.chunk_size}"
     print(f"=> {args.file.name}: {size}, sha256 {checksum[:12]}")

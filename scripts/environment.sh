@@ -7,6 +7,21 @@
 #    module, conda), .venv sees its packages, and torch and torchvision stay at the site's versions.
 # Nothing is downloaded again until requirements.txt or the active Python changes.
 
+# Say what does not fit among the packages of $python. Nothing is imported: that would take seconds.
+check_versions() {
+  "$python" - <<'PY'
+import re, sys
+from importlib.metadata import requires, version
+
+torch, vision = version("torch"), version("torchvision")
+if [*map(int, torch.split(".")[:2])] < [2, 6]:
+    sys.exit(f"torch 2.6 or newer is needed; this environment has {torch}. Load a newer module, or leave it: deactivate")
+for needed in re.findall(r"^torch ?\(?==([\d.]+)", "\n".join(requires("torchvision") or ()), re.M):
+    if needed != re.match(r"[\d.]+\d", torch)[0]:
+        sys.exit(f"torchvision {vision} is made for torch {needed}; this environment has {torch}. Install both anew, together.")
+PY
+}
+
 make_environment() {
   local root=$1 base=${PYTHON:-python3} stamp marker torch_versions
   if ! command -v "$base" >/dev/null; then
@@ -25,6 +40,7 @@ sys.exit(any(importlib.util.find_spec(name) is None for name in names.split()))
 PY
   then
     python=$base
+    check_versions
     return
   fi
   python=$root/.venv/bin/python

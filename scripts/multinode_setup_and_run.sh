@@ -203,7 +203,7 @@ name_the_first() {
     if ((status > 128)); then # nothing for 15 s: srun may wait for a lost node without end
       limit=()
       if pkill -KILL -P $$ -x srun; then
-        echo "srun waited for a node that does not answer: the one with a * in sinfo -N." >&2
+        echo "A node does not answer: see the one with a * in sinfo -N. srun still waited for it." >&2
       fi
     elif ((status)); then
       break

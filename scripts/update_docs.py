@@ -6,18 +6,23 @@ A made part stands between two lines. The first says what belongs there, the sec
     <!-- begin diff 4 6 -->          what changes from one lesson to another, foldable
     <!-- begin output 4 -->          what the lesson printed when it was last recorded
     <!-- begin measured -->          the proof lines of the last recording, with date and machine
+    <!-- begin faults -->            what the tests of tests/faults saw when they were last recorded
     <!-- end -->
 
 Usage: scripts/update_docs.py              fill in tables and diffs
        scripts/update_docs.py --check      change nothing; exit status 1 if something is stale
        scripts/update_docs.py --record     run every lesson first and fill in its output too
        scripts/update_docs.py --record 8   run these lessons only, and keep the other outputs
+       scripts/update_docs.py --faults     run the tests of faults and fill in what they saw
 """
 
 import argparse
 import difflib
+import json
+import os
 import platform
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -72,7 +77,51 @@ def recorded():
     }
 
 
-def machine():
+def record_faults(file):
+    """Run the tests of faults. Return what they saw, a list of dicts, in the order of the tests."""
+    command = [sys.executable, "-m", "pytest", "-c", "tests/pytest.ini", "-n", "2", "tests/faults"]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "FAULTS_RECORD": str(file)})
+    if done.returncode:
+        sys.exit("a test of faults failed")
+    return sorted(map(json.loads, file.read_text().splitlines()), key=place)
+
+
+GROUPS = ["processes", "network", "data", "checkpoints", "use", "numerics"]
+
+
+def place(row):
+    """Return where a fault stands in the tests: group, line of the test, name."""
+    file, _, test = row["test"].rpartition("::")
+    group = Path(file).stem.removeprefix("test_")
+    text = (ROOT / "tests" / "faults" / Path(file).name).read_text()
+    return GROUPS.index(group), text.index(f"def {test}("), row["fault"]
+
+
+def fault_table(seen):
+    """Return the table of the faults, group by group."""
+    rows = ["| fault | what you will see | seconds | what to do |", "|---|---|---|---|"]
+    for number, group in enumerate(GROUPS):
+        rows.append(f"| **{group}** | | | |")
+        alike = {}  # {the rest of the row: faults that look so}
+        for x in seen:
+            if place(x)[0] == number:
+                alike.setdefault(seen_in(x), {})[x["fault"]] = x["seconds"]
+        for (says, do), faults in alike.items():
+            longest = max((x for x in faults.values() if x is not None), default=None)
+            seconds = "" if longest is None else f"{longest:.0f}"
+            rows.append(f"| {'; '.join(faults)} | {says} | {seconds} | {do} |")
+    return machine("--faults") + "\n" + "\n".join(rows) + "\n"
+
+
+def seen_in(x):
+    """Return what a fault made the job say, without the folder where the test ran, and the cure."""
+    lines = [re.sub(r"(?<!\S)/\S+/(?=\S)", "", line).strip() for line in x["says"].splitlines()]
+    lines = lines if len(lines) < 3 else [lines[0], "", lines[-1]]
+    says = " ".join(f"`{line}`" if line else "..." for line in lines)
+    return says or "the prompt", x["do"]
+
+
+def machine(option="--record"):
     """Return one line on where and when a recording was made."""
     import torch
 
@@ -82,7 +131,7 @@ def machine():
             f"{torch.accelerator.device_count()} {torch.accelerator.current_accelerator()}"
         )
     return (
-        f"Recorded on {time.strftime('%Y-%m-%d')} with `python scripts/update_docs.py --record`: "
+        f"Recorded on {time.strftime('%Y-%m-%d')} with `python scripts/update_docs.py {option}`: "
         f"{platform.system()}, {torch.get_num_threads()} CPU cores, {accelerator}, "
         f"Python {platform.python_version()}, torch {torch.__version__.partition('+')[0]}.\n"
     )
@@ -97,8 +146,11 @@ def measured(outputs):
     return machine() + "\n" + "\n".join(rows) + "\n"
 
 
-def fill(text, page, lessons, outputs):
-    """Return a page's text with its made parts filled in; outputs is None to leave them be."""
+def fill(text, page, lessons, outputs, seen):
+    """Return a page's text with its made parts filled in.
+
+    outputs, of the lessons, and seen, of the faults, are None to leave them be.
+    """
     by_id = {x["id"]: x for x in lessons}
 
     def part(match):
@@ -113,6 +165,8 @@ def fill(text, page, lessons, outputs):
             new = outputs[words[0]] if outputs else old
         elif kind == "measured":
             new = measured(outputs) if outputs else old
+        elif kind == "faults":
+            new = fault_table(seen) if seen else old
         else:
             sys.exit(f"{page}: there is no made part of the kind {kind!r}.")
         return begin + new + end
@@ -125,9 +179,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing, report what is stale")
     parser.add_argument("--record", nargs="*", metavar="ID", help="run lessons, take their output")
+    parser.add_argument("--faults", action="store_true", help="run tests/faults, take what it saw")
     args = parser.parse_args()
     lessons = read_course()
-    outputs = None
+    outputs, seen = None, None
+    if args.faults:
+        with tempfile.TemporaryDirectory() as folder:
+            seen = record_faults(Path(folder, "faults"))
     if args.record is not None:
         known = recorded()
         with tempfile.TemporaryDirectory() as folder:
@@ -141,7 +199,7 @@ def main():
     for page in PAGES:
         path = ROOT / page
         old = path.read_text()
-        new = fill(old, page, lessons, outputs)
+        new = fill(old, page, lessons, outputs, seen)
         if new != old:
             stale.append(page)
             if not args.check:

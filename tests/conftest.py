@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import types
+from pathlib import Path
 
 import pytest
 from helpers import ROOT, cannot
@@ -37,5 +38,17 @@ def slurm():
     if os.geteuid() or shutil.which("slurmctld") is None:
         cannot("needs root and Slurm: scripts/local_slurm.sh install")
     cluster = bring_up(2, f"/run/local-slurm-test-{os.getpid()}")
+    yield cluster
+    cluster.call("down")
+
+
+@pytest.fixture
+def breakable():
+    """A cluster of one's own, to be damaged. As slurm; with .pid("login" or the name of a node)."""
+    if os.geteuid() or shutil.which("slurmctld") is None:
+        cannot("needs root and Slurm: scripts/local_slurm.sh install")
+    folder = Path(f"/run/local-slurm-breakable-{os.getpid()}")
+    cluster = bring_up(2, folder)
+    cluster.pid = lambda name: int((folder / f"{name}.pid").read_text())
     yield cluster
     cluster.call("down")

@@ -1,7 +1,6 @@
 """Lesson 12: stopped and started again, it ends where it would have ended."""
 
 import os
-import pickle
 import random
 import re
 import signal
@@ -9,13 +8,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import torch
 from helpers import (
     ALONE,
     LAUNCHER,
     LESSONS,
     ROOT,
-    load_lesson,
     losses,
     processes_of,
     proof_of,
@@ -117,28 +114,6 @@ def test_a_failing_rank_on_two_nodes_of_slurm(slurm, tmp_path):
     assert proves("12", done.stdout)
     errors = "".join(x.read_text() for x in tmp_path.glob("runs/torchrun/*/attempt_0/*/stderr.log"))
     assert "RuntimeError: rank 1 fails after step 25, as it was told to" in errors
-
-
-def test_the_newest_whole_snapshot_is_loaded(tmp_path, capsys):
-    lesson = load_lesson("12")
-    path = tmp_path / "snapshot.pt"
-    assert lesson.load(path) is None
-    for epoch in (0, 1):
-        lesson.save({"epoch": epoch, "model": {"weight": torch.arange(1000.0)}}, path)
-    assert lesson.load(path)["epoch"] == 1
-    assert capsys.readouterr().out == ""
-    assert sorted(x.name for x in tmp_path.iterdir()) == ["snapshot.before", "snapshot.pt"]
-    whole = path.read_bytes()
-    middle = whole.index(torch.arange(1000.0).numpy().tobytes()) + 2000
-    flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
-    for damaged in (whole[: len(whole) // 2], flipped, b"", pickle.dumps(os.system)):
-        path.write_bytes(damaged)
-        assert lesson.load(path)["epoch"] == 0
-        assert capsys.readouterr().out.startswith(f"{path} cannot be used: ")
-    torch.save({"epoch": 2, "path": path}, path)  # more than tensors and plain values
-    assert lesson.load(path)["epoch"] == 0
-    path.unlink()
-    assert lesson.load(path)["epoch"] == 0
 
 
 @pytest.mark.mutation

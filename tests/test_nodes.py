@@ -5,7 +5,6 @@ import re
 import shlex
 import subprocess
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from helpers import (
     ROOT,
     cannot,
     launch,
-    processes_of,
     proof_of,
     proves,
     run_lesson,
@@ -114,17 +112,6 @@ def test_lesson_10_on_imitated_nodes_has_the_losses_of_one_node(on_one_node, tmp
     assert (tmp_path / "runs" / "10_mnist_ddp_pt_multinode" / "loss.png").exists()
 
 
-def test_launcher_outside_an_allocation_says_how_to_get_one(tmp_path):
-    env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-    done = subprocess.run(
-        [LAUNCHER, "9"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=10
-    )
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert "salloc --nodes 2 " in done.stderr
-    assert "scripts/multinode_setup_and_run.sh --local 2x2 9" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -151,60 +138,6 @@ def test_launcher_finds_a_lesson_by_number_name_or_path(name, tmp_path):
     status, output = launch("--local", "2", "--dry-run", path, "a b", cwd=tmp_path)
     assert status == 0
     assert output.splitlines()[-1].endswith(r"day2/9_torch_dist_multi_node.py a\ b ")
-
-
-@pytest.mark.parametrize("how", ["raise", "exit"])
-def test_a_failing_rank_ends_the_others_and_is_named(how, tmp_path):
-    file = write_crash(tmp_path)
-    env = {"FAILING_RANK": "2", "HOW": how}
-    begin = time.monotonic()
-    status, output = launch("--local", "2x2", file, cwd=tmp_path, env=env)
-    assert time.monotonic() - begin < 60
-    ended = {"raise": "exit status 1", "exit": "exit status 3"}[how]
-    assert status
-    assert (
-        output.splitlines()[-1]
-        == f"The first to fail: rank 2 on imitated node 1 ended with {ended}."
-    )
-    assert ("ValueError: ouch" in output) == (how == "raise")
-
-
-def write_crash(folder):
-    """Write a script in which one rank fails while the others go on."""
-    file = folder / "crash.py"
-    file.write_text(
-        "import os, sys, time, torch\n"
-        "import torch.distributed as dist\n"
-        "dist.init_process_group('gloo')\n"
-        "value = torch.ones(3)\n"
-        "for step in range(600):\n"
-        "    dist.all_reduce(value)\n"
-        "    time.sleep(0.1)\n"
-        "    if step == 3 and os.environ['RANK'] == os.environ['FAILING_RANK']:\n"
-        "        if os.environ['HOW'] == 'kill':\n"
-        "            os.kill(os.getpid(), 9)\n"
-        "        if os.environ['HOW'] == 'exit':\n"
-        "            os._exit(3)\n"
-        "        raise ValueError('ouch')\n"
-    )
-    return file
-
-
-def test_ctrl_c_ends_imitated_nodes(tmp_path):
-    command = [LAUNCHER, "--local", "2x1", "10", "--epochs", "1000"]
-    job = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    while not job.stdout.readline().startswith("ranks: 2"):
-        assert job.poll() is None
-    os.killpg(job.pid, 2)
-    try:
-        assert wait_for(lambda: job.poll() is not None and not processes_of(job.pid), 5)
-    finally:
-        for pid in processes_of(job.pid):
-            os.kill(pid, 9)
-        job.communicate()
-    assert job.returncode
 
 
 # A real Slurm.
@@ -308,18 +241,6 @@ def test_two_jobs_at_the_same_time_do_not_meet(slurm, tmp_path):
         assert done.returncode == 0, done.stderr
         assert "=> 2 nodes, 2 ranks: every rank holds the sum 0+1 = 1" in done.stdout
     assert len({re.search(r"node1:(\d+)", done.stdout)[1] for done in results}) == 2
-
-
-def test_a_killed_rank_on_a_node_is_named_and_ends_the_job(slurm, tmp_path):
-    file = write_crash(tmp_path)
-    env = ("env", "FAILING_RANK=3", "HOW=kill")
-    begin = time.monotonic()
-    command = ("salloc", "--nodes", 2, "--ntasks-per-node", 2)
-    done = slurm.run(*env, *command, LAUNCHER, file, cwd=tmp_path)
-    assert time.monotonic() - begin < 60
-    assert done.returncode
-    assert "The first to fail: rank 3 on node2 ended with signal KILL." in done.stderr
-    assert wait_for(lambda: "crash.py" not in all_commands(), 5)
 
 
 def all_commands():

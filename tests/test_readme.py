@@ -280,6 +280,7 @@ BY_TEST = {
         "print(..., flush=True)",
         "PYTHONUNBUFFERED=1",
     ],
+    "faults/test_processes.py::test_a_stopped_rank_is_seen_by_the_timeout": ["DIST_TIMEOUT=10"],
     "test_readme.py::test_the_variables_act": [
         "OMP_NUM_THREADS=1 python day1/0_torch_dist.py",
         "OMP_NUM_THREADS=1",
@@ -328,6 +329,9 @@ NEEDS = {
         "py-spy dump --subprocesses --pid <pid>",
     ],
     "minutes, and a machine with nothing else to do": [
+        "python scripts/update_docs.py --faults",
+        "python tests/soak.py",
+        "python tests/soak.py --starts 20",
         "python scripts/update_docs.py --record",
         "python scripts/read_speed.py",
     ],
@@ -612,17 +616,17 @@ SYMPTOMS = {
     "`module 'torch' has no attribute 'accelerator'`": "needs: with torch before 2.6",
     "`The NVIDIA driver on your system is too old`": "needs: with GPUs",
     "`... is missing or damaged. Restore it: git checkout data/MNIST`": (
-        "test_use.py::test_missing_or_damaged_data_gets_one_sentence"
+        "faults/test_data.py::test_missing_or_damaged_data_gets_one_sentence"
     ),
     "`fatal: not a git repository`": "shell",
     "`There is no lesson 'day7'`": "shell",
     "`error: unrecognized arguments`": "lessons",
     "`processes must be greater than 0, not 0`": "lessons",
     "`-- Process 2 terminated with the following error:`": (
-        "test_use.py::test_the_rank_that_raised_is_the_one_reported"
+        "faults/test_processes.py::test_a_rank_of_day_1_raises_while_another_waits"
     ),
     "`process 2 terminated with signal SIGKILL`": (
-        "test_use.py::test_a_killed_rank_ends_the_job_and_is_named"
+        "faults/test_processes.py::test_a_rank_of_day_1_is_killed"
     ),
     "`Connection closed by peer`": "torch",
     "Nothing for 60 s, then `Timed out waiting 60000ms for recv operation to complete`": "torch",
@@ -661,7 +665,7 @@ SYMPTOMS = {
     "`ranks on each: 1`, but there are four GPUs": "slurm",
     "`More processors requested than permitted`": "slurm",
     "`... is missing, damaged or of another kind`": (
-        "test_streaming.py::test_lesson_11_refuses_a_file_with_a_sentence"
+        "faults/test_data.py::test_lesson_11_refuses_a_file_with_a_sentence"
     ),
     "`is there already. To write it anew: --force`": (
         "test_streaming.py::test_a_file_that_is_there_stays_unless_forced"
@@ -691,9 +695,7 @@ SYMPTOMS = {
     "All ranks are slow, although only one node is busy with something else": (
         "test_nodes.py::test_lesson_9_on_imitated_nodes"
     ),
-    "`ended with signal KILL`": (
-        "test_nodes.py::test_a_killed_rank_on_a_node_is_named_and_ends_the_job"
-    ),
+    "`ended with signal KILL`": ("faults/test_processes.py::test_a_rank_on_a_node_is_killed"),
     "`User defined signal 1`, shortly before the time is over": "slurm",
     "`DUE TO TIME LIMIT`": "slurm",
     "`snapshot.pt is of a job with other arguments. Repeat those, or delete`": (
@@ -740,6 +742,32 @@ def test_every_symptom_is_held():
             assert_said(holder, source)
         elif not needs:
             assert f"test_the_{holder}_say" in " ".join(functions_of("test_readme.py"))
+
+
+def test_the_table_of_faults_is_that_of_the_tests():
+    """A row for each fault that a test names, and no other."""
+    page = (ROOT / "README.md").read_text()
+    rows = [row for row in table(page, "When it goes wrong")[1:] if not row[0].startswith("**")]
+    written, named = {fault for row in rows for fault in row[0].split("; ")}, []
+    texts = [x.read_text() for x in (ROOT / "tests" / "faults").glob("test_*.py")]
+    everything = "".join(texts)  # some stand in the parameters of a test
+    for text in texts:
+        for call in ast.walk(ast.parse(text)):
+            function = isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2]
+            if function in ("check", "saw", "refused") and not isinstance(call.args[0], ast.Name):
+                parts = getattr(call.args[0], "values", [call.args[0]])
+                named += [
+                    "".join(
+                        re.escape(x.value) if isinstance(x, ast.Constant) else ".+" for x in parts
+                    )
+                ]
+    assert len(named) > 30
+    for fault in named:
+        for part in fault.split(";\\ "):
+            assert [x for x in written if re.fullmatch(part, x)], fault
+    for fault in written:
+        known = [part for x in named for part in x.split(";\\ ") if re.fullmatch(part, fault)]
+        assert known or fault in everything, fault
 
 
 def test_the_shell_says(course, tmp_path):

@@ -66,12 +66,3 @@ def test_the_commands_in_the_readmes_name_files_that_exist():
         assert commands
         for name in commands:
             assert (ROOT / name).exists(), f"{page}: {name}"
-
-
-def test_no_script_runs_unchecked_code():
-    for path in [*ROOT.glob("day*/*.py"), *ROOT.glob("scripts/*.py")]:
-        text = path.read_text()
-        assert "shell=True" not in text
-        assert not re.search(r"(?<!\.)\beval\(", text)  # model.eval() is another one
-        # A snapshot may come from somebody else.
-        assert text.count("torch.load(") == text.count("weights_only=True")

@@ -16,12 +16,8 @@ from helpers import (
     ROOT,
     launch,
     losses,
-    processes_of,
     proves,
-    refusal,
     run_lesson,
-    start_lesson,
-    wait_for,
 )
 from torch.utils.data import DataLoader
 
@@ -104,17 +100,6 @@ def test_a_file_that_is_there_stays_unless_forced(tmp_path):
     assert lesson.usable(path)
 
 
-def test_writing_that_is_killed_leaves_the_old_file(tmp_path):
-    path = tmp_path / "mnist.h5"
-    path.write_text("precious")
-    job = start_lesson("create_mnist_h5", "--file", path, "--force", "--copies", 50, cwd=tmp_path)
-    assert wait_for(lambda: len(list(tmp_path.iterdir())) > 1, 60)
-    job.kill()
-    job.communicate()
-    assert path.read_text() == "precious"
-    assert wait_for(lambda: not processes_of(job.pid), 5)
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -180,25 +165,6 @@ def test_the_order_is_shuffled_unless_told_otherwise(small_file):
     # Within a buffer, neighbours do not stay neighbours.
     assert sum(b - a == 1 for a, b in pairwise(mixed)) < 30
     assert stream(path, seed=1).order().tolist() != mixed
-
-
-@pytest.mark.parametrize(
-    "damage", ["missing", "truncated", "not HDF5", "other data", "other shape"]
-)
-def test_lesson_11_refuses_a_file_with_a_sentence(damage, mnist_file, tmp_path):
-    path = tmp_path / "x.h5"
-    if damage == "truncated":
-        path.write_bytes(mnist_file.read_bytes()[:20_000_000])
-    elif damage == "not HDF5":
-        path.write_text("no")
-    elif damage != "missing":
-        with h5py.File(path, "w") as file:
-            if damage == "other shape":
-                file["images"] = torch.zeros(9, 32, 32, dtype=torch.uint8).numpy()
-                file["labels"] = torch.zeros(9).numpy()
-    status, output = refusal("11", "--file", path, env=ALONE)
-    assert status == 2
-    assert f"error: {path} is missing, damaged or of another kind." in output
 
 
 def test_damage_inside_a_chunk_is_noticed(mnist_file, tmp_path):

@@ -37,7 +37,7 @@ def save(model, path):
 def load(path):
     """Return a model with the weights from path, for use without DistributedDataParallel."""
     model = make_model()
-    model.load_state_dict(torch.load(path), strict=False)
+    model.load_state_dict(torch.load(path, weights_only=True), strict=False)
     return model
 
 

@@ -37,7 +37,7 @@ def save(model, path):
 def reads(path):
     """Return whether the checkpoint can be read."""
     try:
-        torch.load(path)
+        torch.load(path, weights_only=True)
     except Exception:  # torch.load has many ways to say it
         return False
     return True

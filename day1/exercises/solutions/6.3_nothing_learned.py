@@ -38,7 +38,8 @@ def save(model, path):
 def load(path):
     """Return a model with the weights from path, for use without DistributedDataParallel."""
     model = make_model()
-    model.load_state_dict(torch.load(path))  # strict: names that do not fit are an error
+    # strict: names that do not fit are an error
+    model.load_state_dict(torch.load(path, weights_only=True))
     return model
 
 

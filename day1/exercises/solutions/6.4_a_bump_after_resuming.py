@@ -60,7 +60,7 @@ def save(path, model, optimizer):
 
 def load(path, model, optimizer):
     """Bring a new model and its optimiser to where they were when the checkpoint was saved."""
-    checkpoint = torch.load(path)
+    checkpoint = torch.load(path, weights_only=True)
     model.module.load_state_dict(checkpoint["model"])
     optimizer.load_state_dict(checkpoint["optimizer"])
 

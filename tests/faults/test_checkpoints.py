@@ -1,0 +1,95 @@
+"""Snapshots that are cut off, damaged or hostile, and saves that are killed.
+
+Lesson 12 itself is in test_lesson_12.py: killed ranks change nothing, another number of ranks goes
+on, and a job with other arguments does not take the snapshot.
+"""
+
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import time
+
+import pytest
+import torch
+from catalogue import saw
+from helpers import load_lesson
+
+BEFORE = "Nothing: lesson 12 goes on from the snapshot before."
+
+
+class Hostile:
+    """Unpickled, it runs a command."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return os.system, (f"touch '{self.file}'",)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["truncated", "one bit wrong", "empty", "code", "a pickle of code", "more than tensors"],
+)
+def test_the_newest_whole_snapshot_is_loaded(damage, tmp_path, capsys):
+    lesson = load_lesson("12")
+    path, sign = tmp_path / "snapshot.pt", tmp_path / "code has run"
+    assert lesson.load(path) is None
+    for epoch in (0, 1):
+        lesson.save({"epoch": epoch, "model": {"weight": torch.arange(1000.0)}}, path)
+    assert lesson.load(path)["epoch"] == 1
+    assert capsys.readouterr().out == ""
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["snapshot.before", "snapshot.pt"]
+    whole = path.read_bytes()
+    middle = whole.index(torch.arange(1000.0).numpy().tobytes()) + 2000
+    content = {
+        "truncated": whole[: len(whole) // 2],
+        "one bit wrong": whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :],
+        "empty": b"",
+        "a pickle of code": pickle.dumps(Hostile(sign)),
+    }
+    if damage in content:
+        path.write_bytes(content[damage])
+    else:
+        torch.save({"epoch": 2, "more": Hostile(sign) if damage == "code" else path}, path)
+    assert lesson.load(path)["epoch"] == 0
+    said = capsys.readouterr().out
+    saw(f"a snapshot: {damage}", r"^\S+ cannot be used: [^.\n]+", BEFORE, said, None)
+    assert not sign.exists()
+    path.unlink()
+    assert lesson.load(path)["epoch"] == 0
+
+
+def test_a_save_that_is_killed_at_any_moment_leaves_a_whole_snapshot(tmp_path):
+    lesson = load_lesson("12")
+    path = tmp_path / "snapshot.pt"
+
+    def save(epoch):  # tensors so small that they need no threads: those do not survive a fork
+        model = [torch.full((20_000,), float(epoch)) for _ in range(25)]
+        lesson.save({"epoch": epoch, "model": model}, path)
+
+    def save_for_ever(first):
+        for epoch in range(first, first + 100_000):
+            save(epoch)
+
+    save(0)
+    newest = 0
+    for _ in range(20):
+        # By fork: this process has torch already.
+        saver = multiprocessing.get_context("fork").Process(
+            target=save_for_ever, args=(newest + 1,)
+        )
+        saver.start()
+        time.sleep(0.05 + random.random() / 10)
+        os.kill(saver.pid, signal.SIGKILL)
+        saver.join()
+        state = lesson.load(path)
+        assert state["epoch"] >= newest
+        assert all((tensor == state["epoch"]).all() for tensor in state["model"])
+        newest = state["epoch"]
+    assert newest > 20
+    assert list(tmp_path.glob("snapshot.[0-9]*"))  # at least once it was killed while it wrote
+    assert set(tmp_path.glob("snapshot.[a-z]*")) <= {path, path.with_suffix(".before")}
+    saw("lesson 12 is killed in the middle of a save, 20 times", None, BEFORE, "", None)
