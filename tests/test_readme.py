@@ -749,7 +749,8 @@ def test_the_table_of_faults_is_that_of_the_tests():
     page = (ROOT / "README.md").read_text()
     rows = [row for row in table(page, "When it goes wrong")[1:] if not row[0].startswith("**")]
     written, named = {fault for row in rows for fault in row[0].split("; ")}, []
-    texts = [x.read_text() for x in (ROOT / "tests" / "faults").glob("test_*.py")]
+    files = set((ROOT / "tests" / "faults").glob("test_*.py"))
+    texts = [x.read_text() for x in files if x.stem != "test_catalogue"]
     everything = "".join(texts)  # some stand in the parameters of a test
     for text in texts:
         for call in ast.walk(ast.parse(text)):

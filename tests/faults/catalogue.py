@@ -34,12 +34,18 @@ PATIENCE = {"DIST_TIMEOUT": "6"}
 class Job:
     """A job started as a user does, in a folder of its own, and all that it may leave behind."""
 
-    def __init__(self, *command, cwd, env=None, typed=False):
+    def __init__(self, *command, cwd, env=None, typed=False, nodes=()):
         self.mark, self.cwd = uuid.uuid4().hex, cwd
         # The course first writes a file under a name that ends in the number of the process.
         self.half = r"^(?!events\.).*\.\d+$"
         self.temporary = Path(tempfile.mkdtemp())  # a short path: sockets lie in it
-        self.before = set(segments()) | listeners().keys()
+        # Shared memory of its own, so that what is left there is its own: a folder that it takes
+        # for /dev/shm. The nodes of a cluster have their own anyway.
+        (shared := self.temporary / "shm").mkdir()
+        self.shared = [Path(f"/proc/{node.read_text().strip()}/root/dev/shm") for node in nodes]
+        if not self.shared and OWN_MEMORY:
+            self.shared, command = [shared], (*OWN_MEMORY, shared, *command)
+        self.before = self.segments() | listeners().keys()
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
         (home := self.temporary / "home").mkdir()
         environment |= {MARK: self.mark, "TMPDIR": str(self.temporary), "HOME": str(home)}
@@ -108,13 +114,16 @@ class Job:
         self.struck = time.monotonic()
         os.kill(self.rank(number), getattr(signal, f"SIG{name}"))
 
+    def segments(self):
+        """Return the names of the job's segments of shared memory and of its semaphores."""
+        return {str(x) for folder in self.shared if folder.exists() for x in folder.iterdir()}
+
     def left(self):
         """Return a list of what there is that was not there before."""
         left = [f"process {pid}" for pid in self.processes()]
-        new = (set(segments()) | listeners().keys()) - self.before
-        if new:  # other jobs come and go at the same time: what is there before and after the look
+        left += [f"shared memory {x}" for x in self.segments() - self.before]
+        if new := listeners().keys() - self.before:  # other jobs come and go at the same time
             new -= used_by_others(self.mark)
-            left += [f"shared memory {x}" for x in new & set(segments())]
             left += [f"port {port}" for x, port in listeners().items() if x in new]
         left += [f"temporary {x.name}" for x in self.temporary.iterdir() if not known(x)]
         left += [f"in the home folder {x}" for x in (self.temporary / "home").iterdir()]
@@ -158,13 +167,19 @@ class Job:
 
 def known(file):
     """Return whether a file in the folder for temporary ones is PyTorch's or Python's own."""
-    names = ("home", "pymp-", "pytorch-errorfile-", "torchelastic_", "torchinductor_")
+    names = ("home", "shm", "pymp-", "pytorch-errorfile-", "torchelastic_", "torchinductor_")
     return file.name.startswith(names)
 
 
-def segments():
-    """Return the names of the segments of shared memory."""
-    return [x.name for x in Path("/dev/shm").iterdir()]
+def own_memory():
+    """Return a command before a folder and a command: runs that with the folder as /dev/shm."""
+    script = 'mount --bind "$1" /dev/shm && shift && exec "$@"'
+    before = ["unshare", "--mount", "sh", "-c", script, "sh"]
+    works = subprocess.run([*before, "/tmp", "true"], capture_output=True).returncode == 0
+    return before if works else []
+
+
+OWN_MEMORY = own_memory()
 
 
 def listeners():
@@ -179,16 +194,15 @@ def listeners():
 
 
 def used_by_others(mark):
-    """Return what living processes without this mark use: inodes of sockets, shared memory."""
+    """Return the inodes of the sockets of living processes without this mark."""
     used = set()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if mark.encode() in (process / "environ").read_bytes():
                 continue
-            used |= set(re.findall(r"/dev/shm/(\S+)", (process / "maps").read_text()))
             for file in (process / "fd").iterdir():
                 with contextlib.suppress(OSError):
-                    used |= set(re.findall(r"^(?:socket:\[|/dev/shm/)(\w+)", os.readlink(file)))
+                    used |= set(re.findall(r"^socket:\[(\d+)", os.readlink(file)))
     return used
 
 
@@ -218,7 +232,10 @@ def local(nodes, *arguments, cwd, env=None):
 def on_slurm(slurm, *command, cwd, env=None, typed=False):
     """Start a command on the login side of a cluster."""
     login = (ROOT / "scripts" / "local_slurm.sh", "shell")
-    return Job(*login, *command, cwd=cwd, env={**slurm.env, **(env or {})}, typed=typed)
+    nodes = sorted(Path(slurm.folder).glob("node*.pid"))
+    return Job(
+        *login, *command, cwd=cwd, env={**slurm.env, **(env or {})}, typed=typed, nodes=nodes
+    )
 
 
 def refused(fault, says, do, lesson_id, *arguments, env=None):
