@@ -3,6 +3,7 @@
 Usage: scripts/benchmark.py                          all cases, about 20 minutes
        scripts/benchmark.py --only data all_reduce   these
        scripts/benchmark.py --list                   what there is, and what is aimed at
+       scripts/benchmark.py --show                   the table of what runs/benchmark/ holds
 
 A case measures all its figures in turn, again and again until its time is over. A figure is the
 median of that, with the lowest and the highest. A ratio is taken in each round, of figures measured
@@ -140,10 +141,12 @@ def print_case(result):
         print(f"   {result['says']}")
 
 
-def print_summary(results, facts):
+def print_summary(results):
     """Print one Markdown table with the ratios of all cases."""
-    names = ("when", "CPU", "memory", "accelerators", "Python", "torch", "torchvision", "h5py")
-    print("\nRecorded: " + "; ".join(f"{name} {facts[name]}" for name in names) + ".\n")
+    facts = results[-1]["machine"]
+    names = ("CPU", "memory", "accelerators", "Python", "torch", "torchvision", "h5py")
+    where = "; ".join(f"{name} {facts[name]}" for name in names)
+    print(f"\nRecorded until {facts['when']} with `{facts['command']}`: {where}.\n")
     print("| case | what | median | lowest to highest | rounds | target | |")
     print("|---|---|---|---|---|---|---|")
     for result in results:
@@ -223,6 +226,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", metavar="CASE", help=known)
     parser.add_argument("--list", action="store_true", help="show the cases and measure nothing")
+    parser.add_argument("--show", action="store_true", help="show what has been measured so far")
     parser.add_argument("--seconds", type=float, default=60, help="that a case may take (60)")
     parser.add_argument("--tiny", action="store_true", help="one round of next to nothing: a test")
     args = parser.parse_args()
@@ -239,11 +243,18 @@ def main():
                 print(f"{'':>10}     {ratio.what}: {target(ratio) or 'no target'}")
         return 0
 
+    if args.show:
+        results = [json.loads(path.read_text()) for path in OUTPUT.glob("*.json")]
+        if not results:
+            sys.exit(f"There is nothing in {OUTPUT} yet.")
+        print_summary(sorted(results, key=lambda result: result["began"]))
+        return 0
+
     import h5py
     from report import facts
 
     command = shlex.join(["python", "scripts/benchmark.py", *sys.argv[1:]])
-    began, results, failed = time.time(), [], False
+    results, failed = [], False
     if (busy := busy_cores()) and busy > 0.25:
         print(f"This machine is in use: {busy:.1f} of {os.cpu_count()} cores. Read with care.")
     for number, case in enumerate(cases, 1):
@@ -263,8 +274,7 @@ def main():
         except OSError as error:
             sys.exit(f"{error.filename or OUTPUT}: {error.strerror}")
     if results:
-        about = facts(command, began) | {"h5py": h5py.__version__}
-        print_summary(results, about)
+        print_summary(results)
         print(f"\nwritten: {OUTPUT}")
     return 1 if failed else 0
 

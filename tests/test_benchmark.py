@@ -156,7 +156,8 @@ def test_medians_and_spread_of_all_rounds(monkeypatch, tmp_path, capsys):
     assert "This machine is in use: 1.9 of" in output
 
 
-def test_every_second_round_goes_the_other_way(tmp_path):
+def test_every_second_round_goes_the_other_way(monkeypatch, tmp_path):
+    monkeypatch.setattr(benchmark, "busy_cores", lambda: None)
     order = []
     prepare = lambda folder, tiny: [  # noqa: E731
         lambda name=name: order.append(name) or {name: 1.0} for name in "abc"
@@ -227,6 +228,17 @@ def test_the_list_names_all_and_measures_nothing(monkeypatch, capsys, tmp_path):
         for ratio in case.ratios:
             assert f"{ratio.what}: {benchmark.target(ratio) or 'no target'}\n" in output
     assert not (tmp_path / "runs").exists()
+
+
+def test_what_was_measured_is_shown_again(tiny, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tiny.folder)
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", "--show"])
+    assert benchmark.main() == 0
+    shown = re.findall(r"^\| `.*$", capsys.readouterr().out, re.M)
+    assert sorted(shown) == sorted(re.findall(r"^\| `.*$", tiny.output, re.M))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=r"^There is nothing in runs/benchmark yet\.$"):
+        benchmark.main()
 
 
 def test_the_readme_shows_what_is_measured():

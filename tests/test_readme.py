@@ -258,6 +258,7 @@ BY_TEST = {
         "python scripts/view_traces.py",
         "python scripts/view_traces.py log",
     ],
+    "test_benchmark.py::tiny": ["python scripts/benchmark.py --only data all_reduce"],
     "test_slides.py::test_excerpts_and_figures_are_current": [
         "python slides/excerpts.py",
         "python slides/figures/draw.py",
@@ -334,7 +335,10 @@ NEEDS = {
         "python tests/soak.py --starts 20",
         "python scripts/update_docs.py --record",
         "python scripts/read_speed.py",
+        "python scripts/benchmark.py",
+        "python scripts/benchmark.py --only memory",
     ],
+    "two more formats, which the course does not install": ["pip install webdataset lmdb"],
     "nobody: the text warns of it": ["killall python"],
 }
 # What stands for a word of the user's own.
