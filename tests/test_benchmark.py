@@ -165,7 +165,7 @@ def test_every_second_round_goes_the_other_way(monkeypatch, tmp_path):
     case = cases.Case("order", "order", "s", prepare, [])
     benchmark.measure(case, tmp_path, seconds=60, tiny=False)
     assert "".join(order) == "abccba" * 3 + "abc"
-    assert benchmark.measure(case, tmp_path, 0.01, False)["figures"]["a"]["values"] == [1.0]
+    assert benchmark.measure(case, tmp_path, 1e-9, False)["figures"]["a"]["values"] == [1.0]
 
 
 def test_a_case_that_fails_does_not_stop_the_others(monkeypatch, tmp_path, capsys):
