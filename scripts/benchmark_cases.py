@@ -288,12 +288,13 @@ def ddp(folder, tiny):
     def together(name, file):
         return {name: speed(run("python", file, "2", *options, cwd=folder))}
 
-    measurements = [
-        independent,
-        partial(together, DDP, LESSONS["6"]),
-        partial(together, BY_PARAMETER, per_parameter(folder)),
-    ]
-    return measurements + ([] if tiny else [partial(together, BY_HAND, LESSONS["4"])])
+    measurements = [independent, partial(together, BY_PARAMETER, per_parameter(folder))]
+    if not tiny:
+        measurements += [
+            partial(together, BY_HAND, LESSONS["4"]),
+            partial(together, DDP, LESSONS["6"]),
+        ]
+    return measurements
 
 
 SAME_EACH, SAME_ALL = "weak: 256 images a process", "strong: 256 images in all"
@@ -381,10 +382,10 @@ def streaming(folder, tiny):
     """Lesson 11 on one imitated node with two ranks: it trains from the file, then from memory."""
     tensors = load_lesson(CREATE).load_mnist(ROOT / "data")
     path = make_file(folder / "mnist.h5", tensors)
-    few = ("--max-steps", 2) if tiny else ()
+    ranks, few = ("1x1", ("--max-steps", 2)) if tiny else ("1x2", ())
 
     def measure():
-        output = run(LAUNCHER, "--local", "1x2", "11", "--file", path, *few, cwd=folder)
+        output = run(LAUNCHER, "--local", ranks, "11", "--file", path, *few, cwd=folder)
         return {name: speed(output, f"{name}, epoch") for name in ("streamed", "from memory")}
 
     return [measure]

@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 benchmark = importlib.import_module("benchmark")
 cases = importlib.import_module("benchmark_cases")
 
+pytestmark = pytest.mark.timeout(600)  # the first test runs all cases
 CASES = {case.name: case for case in cases.CASES}
 # In two processes at a time, which take about as long as each other.
 HALVES = [["ddp", "scaling", "time-to-98", "all_reduce"], []]
@@ -32,7 +33,7 @@ HALVES[1] = [name for name in CASES if name not in HALVES[0]]
 def run_benchmark(*arguments, cwd):
     command = [sys.executable, str(ROOT / "scripts" / "benchmark.py"), *arguments]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}  # several jobs run at a time here
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=280)
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=560)
 
 
 @pytest.fixture(scope="module")
