@@ -120,7 +120,7 @@ class Job:
 
     def left(self):
         """Return a list of what there is that was not there before."""
-        left = [f"process {pid}" for pid in self.processes()]
+        left = [f"process {pid} {name_of(pid)}" for pid in self.processes()]
         left += [f"shared memory {x}" for x in self.segments() - self.before]
         if new := listeners().keys() - self.before:  # other jobs come and go at the same time
             new -= used_by_others(self.mark)
@@ -145,13 +145,13 @@ class Job:
     def check(self, fault, says, do, status=None):
         """Assert that the job ends in time, says why, and leaves nothing; return its output."""
         try:
-            limit = 100  # where nothing is wrong it may work on
-            if status != 0:  # on a machine that does other things too, starting takes longer
-                limit = WITHIN * max(1, os.getloadavg()[0] / os.cpu_count())
+            # On a machine that does other things too, to start and to end takes longer.
+            busy = max(1, os.getloadavg()[0] / os.cpu_count())
+            limit = WITHIN * busy if status != 0 else 100  # where nothing is wrong it may work on
             time_left = self.struck + limit - time.monotonic()
             ended = wait_for(lambda: self.process.poll() is not None, time_left)
             seconds = time.monotonic() - self.struck
-            left, look_until = self.left(), time.monotonic() + 5
+            left, look_until = self.left(), time.monotonic() + 5 * busy
             while left and time.monotonic() < look_until:  # other jobs come and go: what stays?
                 time.sleep(0.1)
                 left = sorted(set(left) & set(self.left()))
@@ -163,6 +163,14 @@ class Job:
         assert correct, f"exit status {self.process.returncode}:\n{output}"
         saw(fault, says, do, output, seconds if self.process.returncode else None)
         return output
+
+
+def name_of(pid):
+    """Return the first words with which a process was started."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[:80]
+    except OSError:
+        return "(ended)"
 
 
 def known(file):
