@@ -44,13 +44,15 @@ def used():
     """Return {what: how much} of all that a start may leave."""
     memory = dict(re.findall(r"^(\w+): +(\d+) kB", Path("/proc/meminfo").read_text(), re.M))
     names = os.listdir("/dev/shm")
+    # Not PyTorch's one folder for what it compiles.
+    files = os.listdir(tempfile.gettempdir())
     return {
         "processes": len(processes()),
         "listening ports": ports(),
         "semaphores": sum(name.startswith("sem.") for name in names),
         "shared memory": sum(not name.startswith("sem.") for name in names),
         "System V semaphores": len(Path("/proc/sysvipc/sem").read_text().splitlines()) - 1,
-        "temporary files": len(os.listdir(tempfile.gettempdir())),
+        "temporary files": sum(not name.startswith("torchinductor_") for name in files),
         "MB of memory": (int(memory["MemTotal"]) - int(memory["MemAvailable"])) // 1024,
     }
 
