@@ -235,7 +235,7 @@ def main(device, data, args):
     for n in (8, 64, 1024) if world_size > 1 else ():
         times = (f"{way} {predict(way, n):,.0f} ms" for way in ("plain DDP", best))
         print(f"predicted for a ring of {n} ranks: {', '.join(times)}")
-    seen = plain["sent"] * world_size > plain["given"] / 2
+    seen = world_size > 1 and plain["sent"] * world_size > plain["given"] / 2
     kind, note = ("sent", "") if seen else ("given", " (given: the link shows none)")
     share, speed, loss = (rows[best][name] / plain[name] for name in (kind, "speed", "loss"))
     print(f"=> {best}: {share:.2f} of plain DDP's bytes{note}, ", end="")

@@ -188,6 +188,7 @@ run_rank() {
       how="signal $(kill -l $((status - 128)))"
     fi
     echo "launcher: ${EPOCHREALTIME/,/.} $who on $node ended with $how" >&2
+    sleep 0.5 # srun ends a job with the first of its tasks, and may drop what was just said
   fi
   exit "$status"
 }

@@ -1,8 +1,10 @@
 """What the tests share: the list of lessons, and running one as a user does."""
 
 import contextlib
+import fcntl
 import importlib.util
 import io
+import json
 import os
 import re
 import shutil
@@ -129,6 +131,19 @@ def launch(*arguments, cwd, env=None, timeout=200):
         timeout=timeout,
     )
     return done.returncode, done.stdout
+
+
+def once(tmp_path_factory, name, function):
+    """Return function(), called by one of the test processes only."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with (folder / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        result = folder / f"{name}.json"
+        if not result.exists():
+            result.write_text(json.dumps(function()))
+        return json.loads(result.read_text())
 
 
 def wait_for(condition, seconds):

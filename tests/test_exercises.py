@@ -2,8 +2,6 @@
 
 import ast
 import difflib
-import fcntl
-import json
 import os
 import re
 import shutil
@@ -13,7 +11,7 @@ import sys
 import tomllib
 
 import pytest
-from helpers import LESSONS, ROOT, processes_of, wait_for
+from helpers import LESSONS, ROOT, once, processes_of, wait_for
 
 MANIFEST = tomllib.loads((ROOT / "scripts" / "exercises.toml").read_text())["exercise"]
 EXERCISES = {exercise["id"]: exercise for exercise in MANIFEST}
@@ -90,19 +88,6 @@ def sections(output):
             lines = found[line.split()[0]] = []
         lines.append(line)
     return found
-
-
-def once(tmp_path_factory, name, function):
-    """Return function(), called by one of the test processes only."""
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    with (folder / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        result = folder / f"{name}.json"
-        if not result.exists():
-            result.write_text(json.dumps(function()))
-        return json.loads(result.read_text())
 
 
 @pytest.fixture(scope="session")

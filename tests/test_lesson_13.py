@@ -10,32 +10,25 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers import (
+    ALONE,
     LAUNCHER,
     LESSONS,
     ROOT,
     launch,
     losses,
+    once,
     proof_of,
     proves,
     recorded_output,
-    run_lesson,
     shape,
 )
-from test_exercises import once
+from ranks import run_ranks
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 LESSON = ROOT / LESSONS["13"]["file"]
 RUNS = f"runs/{LESSON.stem}"
 TEST = 31  # pictures: 2 and 3 do not divide it. 90 for training: steps of 48 leave a smaller one.
-# A rank alone, so that no launcher is needed.
-ALONE = {
-    "RANK": "0",
-    "LOCAL_RANK": "0",
-    "WORLD_SIZE": "1",
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "0",
-}
 
 
 def load(text):
@@ -94,7 +87,7 @@ def one(folder, tmp_path_factory):
     def run():
         path = tmp_path_factory.mktemp("one")
         options = on_pictures(folder, "--batch-size", 12, "--accumulate", 4)
-        status, output = run_lesson("13", *options, cwd=path, env=ALONE)
+        status, output = run_ranks(1, LESSON, *options, cwd=path)
         return status, output, curve(path)
 
     status, output, expected = once(tmp_path_factory, "lesson_13_one", run)
@@ -136,13 +129,13 @@ def test_two_nodes_of_a_real_slurm_learn_what_one_process_does(one, folder, slur
 
 def test_mnist_with_a_checkpoint_an_epoch(lesson, mnist, tmp_path):
     few = ("--max-steps", 30)
-    status, output = launch("--local", "1x2", 13, *few, cwd=tmp_path)
+    status, output = run_ranks(2, LESSON, *few, cwd=tmp_path)
     assert status == 0, output
     assert "training on 2 processes, 1 nodes\n" in output
     assert proves("13", output), output
     assert "; 10,000 of 10,000 tested, " in output
-    # From here on the lesson speaks, not the launcher.
-    mine, recorded = (text.partition("\nranks: ")[2] for text in (output, recorded_output("13")))
+    # What the launcher says is recorded too.
+    mine, recorded = (text.partition("ranks: ")[2] for text in (output, recorded_output("13")))
     assert shape(mine) == shape(recorded)
     assert len(curve(tmp_path)) == 60
     left = {x.name for x in (tmp_path / RUNS).iterdir() if "tfevents" not in x.name}
@@ -164,7 +157,7 @@ def test_mnist_with_a_checkpoint_an_epoch(lesson, mnist, tmp_path):
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_fewer_bits_change_the_losses_a_little(precision, folder, tmp_path):
     options = on_pictures(folder, "--batch-size", 48, "--precision", precision)
-    status, output = run_lesson("13", *options, cwd=tmp_path, env=ALONE)
+    status, output = run_ranks(1, LESSON, *options, cwd=tmp_path)
     assert status == 0, output
     assert proof_of(output).startswith(f"=> {precision}: losses within ")
     assert proves("13", output), output
@@ -179,8 +172,7 @@ def test_a_compiled_model_learns_the_same(folder, one, tmp_path):
     file = tmp_path / LESSON.name
     file.write_text(text.replace(call, 'torch.compile(net, backend="eager")'))
     options = on_pictures(folder, "--batch-size", 12, "--accumulate", 4, "--compile")
-    env = ALONE | {"CXX": "true"}
-    status, output = run_lesson("13", *options, cwd=tmp_path, file=file, env=env)
+    status, output = run_ranks(1, file, *options, cwd=tmp_path, env={"CXX": "true"})
     assert status == 0, output
     assert proves("13", output), output
     assert curve(tmp_path) == pytest.approx(one[1], abs=1e-5)
@@ -279,7 +271,7 @@ def test_without_its_key_line_lesson_13_proves_nothing(line, wrong, proof, folde
     mutant = tmp_path / LESSON.name
     mutant.write_text(text.replace(line, wrong))
     options = on_pictures(folder, "--batch-size", 12, "--epochs", 1)
-    status, output = launch("--local", "2", mutant, *options, cwd=tmp_path)
+    status, output = run_ranks(2, mutant, *options, cwd=tmp_path)
     assert status == 0, output
     assert re.search(proof, proof_of(output)), output
     assert not proves("13", output)
@@ -324,8 +316,7 @@ def test_folders_that_do_not_fit_get_one_sentence(lesson, folder, tmp_path, monk
 
 
 def test_a_missing_folder_gets_one_sentence(tmp_path):
-    options = ("--image-folder", "nowhere")
-    status, output = run_lesson("13", *options, cwd=tmp_path, env=ALONE)
+    status, output = run_ranks(1, LESSON, "--image-folder", "nowhere", cwd=tmp_path)
     assert status == 1
     assert len(output.splitlines()) == 1
     assert "No such file or directory: 'nowhere/train'" in output

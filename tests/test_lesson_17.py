@@ -13,16 +13,17 @@ from helpers import (
     ROOT,
     launch,
     losses,
+    once,
     proof_of,
     proves,
     recorded_output,
     refusal,
-    run_lesson,
     shape,
 )
-from test_exercises import once
+from ranks import run_ranks
 
-STEM = "17_transformer_fsdp"
+LESSON = ROOT / LESSONS["17"]["file"]
+STEM = LESSON.stem
 KINDS = ("parameters", "gradients", "states", "inside")
 
 
@@ -99,7 +100,7 @@ def test_two_nodes_of_a_real_slurm_go_on_where_four_ranks_stopped(four, slurm, t
 
 
 def test_one_rank_has_nobody_to_share_with(tmp_path):
-    status, output = run_lesson("17", "--max-steps", 2, cwd=tmp_path, env=ALONE)
+    status, output = run_ranks(1, LESSON, "--max-steps", 2, cwd=tmp_path)
     assert status == 0, output
     assert proves("17", output), output
     assert "states 1.00 of DDP's" in output
@@ -107,11 +108,11 @@ def test_one_rank_has_nobody_to_share_with(tmp_path):
 
 def test_three_ranks_and_then_one(tmp_path):
     """Three do not divide the parameters, nor the pieces of text."""
-    status, output = launch("--local", "3", "17", "--max-steps", 3, "--batch-size", 2, cwd=tmp_path)
+    status, output = run_ranks(3, LESSON, "--max-steps", 3, "--batch-size", 2, cwd=tmp_path)
     assert status == 0, output
     assert proves("17", output), output
     assert "=> 3 ranks: parameters, gradients, Adam's states 0.34 of DDP's" in output
-    status, output = run_lesson("17", "--resume", cwd=tmp_path, env=ALONE)
+    status, output = run_ranks(1, LESSON, "--resume", cwd=tmp_path)
     assert status == 0, output
     assert proves("17", output), output
     assert proof_of(output).startswith("=> 1 ranks go on where 3 stopped")
@@ -138,7 +139,7 @@ def test_bad_arguments_get_one_sentence(arguments, env, sentence, tmp_path, monk
 
 def mutant(folder, line, wrong):
     """Write the lesson with another line, under its own name: it finds its checkpoint by that."""
-    text = (ROOT / LESSONS["17"]["file"]).read_text()
+    text = LESSON.read_text()
     assert text.count(line) == 1
     file = folder / f"{STEM}.py"
     file.write_text(text.replace(line, wrong))
@@ -148,7 +149,7 @@ def mutant(folder, line, wrong):
 def test_a_gloo_that_does_not_average_is_refused(tmp_path):
     """That of older versions gives the sum, and Adam would hide that the gradients are wrong."""
     file = mutant(tmp_path, "torch.ones(world_size)", "2 * torch.ones(world_size)")
-    status, output = run_lesson("17", cwd=tmp_path, file=file, env=ALONE)
+    status, output = run_ranks(1, file, cwd=tmp_path)
     assert status == 1
     assert "Traceback" not in output
     assert re.search(r"^torch \S+ cannot shard on CPUs: use a newer one, or GPUs$", output, re.M)
@@ -157,7 +158,7 @@ def test_a_gloo_that_does_not_average_is_refused(tmp_path):
 @pytest.mark.mutation
 def test_without_sharding_lesson_17_proves_nothing(tmp_path):
     file = mutant(tmp_path, "        shard(model, text.device)\n", "        pass\n")
-    status, output = launch("--local", "2", file, "--max-steps", 2, cwd=tmp_path)
+    status, output = run_ranks(2, file, "--max-steps", 2, cwd=tmp_path)
     assert status == 0, output
     assert "states 1.00 of DDP's" in proof_of(output)
     assert not proves("17", output)
@@ -168,7 +169,7 @@ def test_weights_without_adams_states_do_not_go_on_where_they_stopped(four, tmp_
     copy(four[1], tmp_path)
     line = '    dcp.load({"model": weights, "optimizer": states}'
     file = mutant(tmp_path, line, '    dcp.load({"model": weights}')
-    status, output = run_lesson("17", "--resume", cwd=tmp_path, file=file, env=ALONE)
+    status, output = run_ranks(1, file, "--resume", cwd=tmp_path)
     assert status == 0, output
     assert proof_of(output).startswith("=> 1 ranks go on where 4 stopped")
     assert not proves("17", output)

@@ -8,13 +8,21 @@ import sys
 
 import pytest
 from helpers import LESSONS, ROOT, losses, proof_of, proves, recorded_output, run_lesson, shape
+from ranks import run_ranks
 
 FEW = ("--epochs", 1, "--max-steps", 20)
 
 
-def succeed(lesson_id, *arguments, cwd, **options):
-    """Run a lesson that must end well and print what the README shows. Return its output."""
-    status, output = run_lesson(lesson_id, *arguments, cwd=cwd, **options)
+def succeed(lesson_id, *arguments, cwd, quick=False):
+    """Run a lesson that must end well and print what the README shows. Return its output.
+
+    Quick: its ranks are started as ranks.py does, their number is the first of the arguments.
+    """
+    if quick:
+        file = ROOT / LESSONS[lesson_id]["file"]
+        status, output = run_ranks(arguments[0], file, *arguments, cwd=cwd)
+    else:
+        status, output = run_lesson(lesson_id, *arguments, cwd=cwd)
     assert status == 0, output
     assert "Traceback" not in output
     assert "Warning" not in output
@@ -61,13 +69,15 @@ def test_lesson_2_reaches_98_percent_with_its_defaults(tmp_path):
 def alone(tmp_path_factory):
     """What one process prints for 20 batches of 84 images, and the losses that it wrote."""
     folder = tmp_path_factory.mktemp("alone")
-    output = succeed("2", *FEW, "--batch-size", 84, cwd=folder)
+    status, output = run_ranks(1, ROOT / LESSONS["2"]["file"], *FEW, "--batch-size", 84, cwd=folder)
+    assert status == 0, output
     return output, losses(folder / "runs" / "2_mnist_training")
 
 
-@pytest.mark.parametrize("processes", [1, 4])
+@pytest.mark.parametrize("processes", [1, 2, 3, 4])
 def test_lesson_3_gives_lesson_2s_loss_on_every_rank(processes, alone, tmp_path):
-    output = succeed("3", processes, *FEW, "--batch-size", 84, cwd=tmp_path)
+    few = (*FEW, "--batch-size", 84)
+    output = succeed("3", processes, *few, cwd=tmp_path, quick=processes < 4)
     expected = float(re.search(r"mean loss ([\d.]+)", alone[0])[1])
     found = re.findall(r"^rank \d+: [\d.]+% .* mean loss ([\d.]+)$", output, re.M)
     assert len(found) == processes
@@ -76,18 +86,19 @@ def test_lesson_3_gives_lesson_2s_loss_on_every_rank(processes, alone, tmp_path)
     assert proves("3", output)
 
 
-@pytest.mark.parametrize("processes", [7])  # 1, 2, 3 and 4: in the chain below
+@pytest.mark.parametrize("processes", [4, 7])  # 1, 2 and 3: in the chain below
 def test_lesson_4_shares_the_images_and_equals_one_process(processes, tmp_path):
-    output = succeed("4", processes, "--epochs", 2, "--max-steps", 20, cwd=tmp_path)
+    few = ("--epochs", 2, "--max-steps", 20)
+    output = succeed("4", processes, *few, cwd=tmp_path, quick=processes > 4)
     assert proves("4", output)
     # Where 60,000 cannot be divided, the sampler visits a few images twice to fill up.
     twice = -60_000 % processes
     assert f"visited exactly once an epoch: {60_000 - twice:,} of 60,000 images" in output
 
 
-@pytest.mark.parametrize("processes", [1, 3])
+@pytest.mark.parametrize("processes", [1, 2, 3, 4])
 def test_lesson_5_says_where_the_time_goes(processes, tmp_path):
-    output = succeed("5", processes, "--max-steps", 5, cwd=tmp_path)
+    output = succeed("5", processes, "--max-steps", 5, cwd=tmp_path, quick=processes < 4)
     assert proves("5", output)
     rows = re.findall(
         r"^ +\d+ +([\d.]+)% +([\d.]+)% +([\d.]+)% +([\d.]+)% +([\d.]+)%$", output, re.M
@@ -108,8 +119,9 @@ def test_lesson_5_says_where_the_time_goes(processes, tmp_path):
 def test_lesson_6_gives_the_losses_of_lessons_2_and_4(processes, alone, tmp_path):
     """The equivalence chain: the same global batch, seed and order give the same losses."""
     batch = 84 // processes
-    manual = succeed("4", processes, *FEW, "--batch-size", batch, cwd=tmp_path)
-    output = succeed("6", processes, *FEW, "--batch-size", batch, cwd=tmp_path)
+    few = (processes, *FEW, "--batch-size", batch)
+    manual = succeed("4", *few, cwd=tmp_path, quick=True)
+    output = succeed("6", *few, cwd=tmp_path, quick=processes < 4)
     assert proves("4", manual)
     assert proves("6", output)
     first = r"epoch 0: loss ([\d.]+)"
@@ -123,10 +135,10 @@ def test_lesson_6_gives_the_losses_of_lessons_2_and_4(processes, alone, tmp_path
     assert [y for _, y in single] == pytest.approx([y for _, y in ddp], abs=1e-5)
 
 
-@pytest.mark.parametrize("processes", [1, 3])
+@pytest.mark.parametrize("processes", [1, 2, 3, 4])
 def test_lesson_7_times_the_same_work_twice(processes, tmp_path):
     arguments = (processes, *FEW, "--batch-size", 200)
-    output = succeed("7", *arguments, cwd=tmp_path)
+    output = succeed("7", *arguments, cwd=tmp_path, quick=processes < 4)
     assert proves("7", output)
     rows = timings(output)
     assert [ranks for ranks, *_ in rows] == sorted({1, processes})
@@ -162,9 +174,9 @@ def test_lesson_8_scaling_brings_the_loss_curve_closer(tmp_path):
     assert max(ratios[0]) > max(1.5, max(ratios[1]) / 2)
 
 
-@pytest.mark.parametrize(("processes", "scaling"), [(1, "linear"), (3, "sqrt")])
+@pytest.mark.parametrize(("processes", "scaling"), [(1, "linear"), (2, "linear"), (3, "sqrt")])
 def test_lesson_8_runs_at_every_size(processes, scaling, tmp_path):
-    output = succeed("8", processes, *FEW, "--scaling", scaling, cwd=tmp_path)
+    output = succeed("8", processes, *FEW, "--scaling", scaling, cwd=tmp_path, quick=True)
     assert proves("8", output)
     factor = processes if scaling == "linear" else processes**0.5
     row = f"{scaling}: global batch {64 * processes}, learning rate {0.01 * factor:g}, mean loss"
@@ -173,9 +185,9 @@ def test_lesson_8_runs_at_every_size(processes, scaling, tmp_path):
         assert gaps(output) == [0, 0]
 
 
-@pytest.mark.parametrize("processes", [1, 3])
+@pytest.mark.parametrize("processes", [1, 2, 3, 4])
 def test_profile_job_hides_communication(processes, tmp_path):
-    output = succeed("test-profile", processes, cwd=tmp_path)
+    output = succeed("test-profile", processes, cwd=tmp_path, quick=processes < 4)
     assert proves("test-profile", output)
     assert len(list((tmp_path / "log").glob("*.pt.trace.json"))) == processes
     if processes > 1:
@@ -232,7 +244,8 @@ def run_mutant(lesson_id, line, wrong, arguments, tmp_path):
     mutant.write_text(text.replace(line, wrong))
     if "--data-dir" in text:
         arguments = (*arguments, "--data-dir", ROOT / "data")
-    return run_lesson(lesson_id, *arguments, cwd=tmp_path, file=mutant)[1]
+    ranks = 1 if lesson_id == "2" else arguments[0]
+    return run_ranks(ranks, mutant, *arguments, cwd=tmp_path)[1]
 
 
 @pytest.mark.mutation

@@ -11,14 +11,16 @@ import pytest
 from conftest import bring_up
 from helpers import (
     LAUNCHER,
+    LESSONS,
     ROOT,
     cannot,
     launch,
+    once,
     proof_of,
     proves,
-    run_lesson,
     wait_for,
 )
+from ranks import run_ranks
 
 FEW = ("--epochs", 1, "--max-steps", 20)
 # Word for word what day2/README.md tells people to type, the account apart.
@@ -42,7 +44,11 @@ def losses_of(output):
 @pytest.fixture(scope="module")
 def on_one_node(tmp_path_factory):
     """The losses of lesson 8 with four processes."""
-    status, output = run_lesson("8", 4, *FEW, cwd=tmp_path_factory.mktemp("one"))
+
+    def run():
+        return run_ranks(4, ROOT / LESSONS["8"]["file"], *FEW, cwd=tmp_path_factory.mktemp("one"))
+
+    status, output = once(tmp_path_factory, "lesson_8", run)
     assert status == 0, output
     return losses_of(output)
 

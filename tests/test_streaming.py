@@ -6,37 +6,43 @@ import re
 import shutil
 import sys
 from itertools import pairwise
+from pathlib import Path
 
 import h5py
 import pytest
 import torch
 from helpers import (
-    ALONE,
     LESSONS,
     ROOT,
     launch,
     losses,
+    once,
     proves,
     run_lesson,
 )
+from ranks import run_ranks
 from torch.utils.data import DataLoader
 
 sys.path.insert(0, str(ROOT / "day2"))
 lesson = importlib.import_module("11_mnist_ddp_pt_multinode_streaming")
+LESSON = ROOT / LESSONS["11"]["file"]
 
 
 def create(folder, *arguments):
     """Run create_mnist_h5.py; return (exit status, output)."""
-    return run_lesson("create_mnist_h5", *arguments, cwd=folder)
+    return run_ranks(1, ROOT / LESSONS["create_mnist_h5"]["file"], *arguments, cwd=folder)
 
 
 @pytest.fixture(scope="module")
 def mnist_file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("h5") / "mnist.h5"
-    status, output = create(path.parent, "--file", path)
+    def make():
+        path = tmp_path_factory.mktemp("h5") / "mnist.h5"
+        return *run_lesson("create_mnist_h5", "--file", path, cwd=path.parent), str(path)
+
+    status, output, path = once(tmp_path_factory, "mnist_file", make)
     assert status == 0, output
     assert proves("create_mnist_h5", output)
-    return path
+    return Path(path)
 
 
 @pytest.fixture
@@ -170,9 +176,10 @@ def test_the_order_is_shuffled_unless_told_otherwise(small_file):
 def test_damage_inside_a_chunk_is_noticed(mnist_file, tmp_path):
     path = tmp_path / "damaged.h5"
     content = bytearray(mnist_file.read_bytes())
-    content[len(content) // 2] ^= 1
+    content[len(content) // 20] ^= 1
     path.write_bytes(content)
-    status, output = run_lesson("11", "--file", path, "--epochs", 1, cwd=tmp_path, env=ALONE)
+    few = ("--file", path, "--epochs", 1, "--no-shuffle")
+    status, output = run_ranks(1, LESSON, *few, cwd=tmp_path)
     assert status == 1
     assert "OSError: Can't synchronously read data (filter returned failure during read)" in output
 
@@ -180,16 +187,14 @@ def test_damage_inside_a_chunk_is_noticed(mnist_file, tmp_path):
 @pytest.mark.parametrize("options", [(), ("--no-shuffle", "--workers", 2)])
 def test_lesson_11_learns_the_same_from_the_file_as_from_memory(options, mnist_file, tmp_path):
     few = ("--epochs", 2, "--max-steps", 10, "--file", mnist_file)
-    output = on_two_nodes(LESSONS["11"]["file"], *few, *options, cwd=tmp_path)
+    if options:
+        _, output = run_ranks(2, LESSON, *few, *options, cwd=tmp_path)
+    else:
+        _, output = launch("--local", "2", LESSON, *few, cwd=tmp_path)
     assert proves("11", output), output
     assert "=> 1,280 of 60,000 images once an epoch, losses within" in output
     assert len(re.findall(r"images/s$", output, re.M)) == 4
     assert len(losses(tmp_path / "runs" / "11_mnist_ddp_pt_multinode_streaming")) == 20
-
-
-def on_two_nodes(file, *arguments, cwd):
-    """Run a file with the launcher on two imitated nodes, a rank each; return its output."""
-    return launch("--local", "2", ROOT / file, *arguments, cwd=cwd)[1]
 
 
 @pytest.mark.mutation
@@ -201,12 +206,12 @@ def on_two_nodes(file, *arguments, cwd):
     ],
 )
 def test_without_its_key_line_lesson_11_learns_something_else(line, wrong, mnist_file, tmp_path):
-    text = (ROOT / LESSONS["11"]["file"]).read_text()
+    text = LESSON.read_text()
     assert text.count(line) == 1
     mutant = tmp_path / "11_mutant.py"
     mutant.write_text(text.replace(line, wrong))
     few = ("--epochs", 2, "--max-steps", 10, "--file", mnist_file)
-    output = on_two_nodes(mutant, *few, cwd=tmp_path)
+    _, output = run_ranks(2, mutant, *few, cwd=tmp_path)
     assert "=> " in output
     assert not proves("11", output), output
 
@@ -217,9 +222,9 @@ def test_memory_does_not_grow_with_the_file(mnist_file, tmp_path):
     assert status == 0, output
     memory = []
     for path in (mnist_file, large):
-        few = ("--epochs", 1, "--max-steps", 100, "--stream-only", "--file", path)
+        few = ("--epochs", 1, "--max-steps", 50, "--stream-only", "--file", path)
         # Not by run_lesson: the system counts the memory of whoever starts a process as its own.
-        status, output = launch("--local", 1, ROOT / LESSONS["11"]["file"], *few, cwd=tmp_path)
+        status, output = launch("--local", 1, LESSON, *few, cwd=tmp_path)
         assert status == 0, output
         memory.append([int(x) for x in re.findall(r"(\d+) MB", output)])
     large.unlink()
@@ -236,5 +241,5 @@ def test_lesson_11_measures_the_whole_test_set(mnist_file, tmp_path):
         file["test_images"] = file["images"][:1].repeat(10, axis=0)
         file["test_labels"] = torch.arange(10).numpy()
     few = ("--epochs", 1, "--max-steps", 2, "--stream-only", "--file", tmp_path / "mnist.h5")
-    output = on_two_nodes(LESSONS["11"]["file"], *few, cwd=tmp_path)
+    _, output = run_ranks(2, LESSON, *few, cwd=tmp_path)
     assert "10.00% of the test images right" in output, output
