@@ -201,7 +201,8 @@ def test_lesson_11_by_sbatch_writes_to_logs(slurm, tmp_path):
     folder = tmp_path / "with space"
     folder.mkdir()
     file = folder / "mnist.h5"
-    assert run_lesson("create_mnist_h5", "--file", file, cwd=folder)[0] == 0
+    create = ROOT / LESSONS["create_mnist_h5"]["file"]
+    assert run_ranks(1, create, "--file", file, cwd=folder)[0] == 0
     script = ROOT / "scripts" / "sbatch_run.sh"
     few = ("--epochs", 1, "--max-steps", 5, "--file", file)
     done = slurm.run("sbatch", "--wait", "-N", 2, script, "11", *few, cwd=folder)
