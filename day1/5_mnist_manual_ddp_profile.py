@@ -60,7 +60,7 @@ def batches(images, labels, sampler, batch_size, max_steps):
     order = torch.tensor(list(sampler), device=images.device)
     for indices in order.split(batch_size)[:max_steps]:
         with record_function("data"):
-            batch = images[indices], labels[indices]
+            batch = images.index_select(0, indices), labels.index_select(0, indices)
         yield batch
 
 

@@ -58,7 +58,7 @@ def batches(images, labels, sampler, batch_size, max_steps):
     order = torch.tensor(list(sampler), device=images.device)
     hidden = os.environ.get("RANK", "0") != "0" or None  # None: shown on a terminal only
     for indices in tqdm(order.split(batch_size)[:max_steps], disable=hidden, leave=False):
-        yield images[indices], labels[indices]
+        yield images.index_select(0, indices), labels.index_select(0, indices)
 
 
 class Net(nn.Module):

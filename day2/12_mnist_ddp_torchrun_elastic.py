@@ -192,7 +192,7 @@ def train(job, images, labels, args, path=None, told=()):
         rest = torch.randperm(len(images), generator=random)[job.seen :]
         mine = rest[job.rank :: job.world_size][: len(rest) // job.world_size].to(images.device)
         for indices in mine.split(args.batch_size) if len(mine) else ():
-            job.step(images[indices], labels[indices])
+            job.step(images.index_select(0, indices), labels.index_select(0, indices))
             job.visits[indices] += 1
             job.seen += len(indices) * job.world_size
             step = len(job.history)

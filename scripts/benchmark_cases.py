@@ -271,29 +271,37 @@ def changed(lesson, pattern, text, folder):
 
 INDEPENDENT, DDP = "lesson 2 twice, independent", "lesson 6, DistributedDataParallel"
 BY_HAND, BY_PARAMETER = "lesson 4, by hand, one message", "by hand, a message a parameter"
+LARGE = 512  # images
 
 
 def ddp(folder, tiny):
     """Two ranks against two processes that know nothing of each other, on the same cores."""
-    epochs, steps = (1, 2) if tiny else (4, 100)
-    options = ("--epochs", epochs, "--max-steps", steps, "--batch-size", BATCH)
-    options += ("--data-dir", ROOT / "data")
     threads = str(max(1, torch.get_num_threads() // 2))
 
-    def independent():
-        command = ("python", LESSONS["2"], *options)
+    def options(batch):
+        epochs, steps = (1, 2) if tiny else (4, 6400 // batch)
+        few = ("--epochs", epochs, "--max-steps", steps, "--batch-size", batch)
+        return (*few, "--data-dir", ROOT / "data")
+
+    def independent(batch):
+        command = ("python", LESSONS["2"], *options(batch))
         both = [start(*command, cwd=folder, OMP_NUM_THREADS=threads) for _ in range(2)]
-        return {INDEPENDENT: sum(speed(finish(process)) for process in both)}
+        return {f"{INDEPENDENT}: {batch}": sum(speed(finish(process)) for process in both)}
 
-    def together(name, file):
-        return {name: speed(run("python", file, "2", *options, cwd=folder))}
+    def together(name, file, batch):
+        return {f"{name}: {batch}": speed(run("python", file, "2", *options(batch), cwd=folder))}
 
-    measurements = [independent, partial(together, BY_PARAMETER, per_parameter(folder))]
-    if not tiny:
-        measurements += [
-            partial(together, BY_HAND, LESSONS["4"]),
-            partial(together, DDP, LESSONS["6"]),
-        ]
+    one_by_one = per_parameter(folder)
+    if tiny:
+        return [partial(independent, BATCH), partial(together, BY_PARAMETER, one_by_one, BATCH)]
+    measurements = []
+    for batch in (BATCH, LARGE):
+        measurements += [partial(independent, batch), partial(together, DDP, LESSONS["6"], batch)]
+        if batch == BATCH:
+            measurements += [
+                partial(together, BY_HAND, LESSONS["4"], batch),
+                partial(together, BY_PARAMETER, one_by_one, batch),
+            ]
     return measurements
 
 
@@ -607,14 +615,26 @@ CASES = [
     ),
     Case(
         "ddp",
-        f"Two ranks against the machine's limit: batches of {BATCH}",
+        f"Two ranks against the machine's limit: batches of {BATCH} and {LARGE}",
         "images/s",
         ddp,
         [
-            Ratio("DDP / independent", DDP, INDEPENDENT, at_least=0.95),
-            Ratio("by hand, one message / independent", BY_HAND, INDEPENDENT),
-            Ratio("a message a parameter / independent", BY_PARAMETER, INDEPENDENT),
+            Ratio(
+                f"DDP / independent, batches of {batch}",
+                f"{DDP}: {batch}",
+                f"{INDEPENDENT}: {batch}",
+                at_least=0.95,
+            )
+            for batch in (BATCH, LARGE)
+        ]
+        + [
+            Ratio(f"{what} / independent", f"{name}: {BATCH}", f"{INDEPENDENT}: {BATCH}")
+            for what, name in (
+                ("by hand, one message", BY_HAND),
+                ("a message a parameter", BY_PARAMETER),
+            )
         ],
+        axis="images in a batch",
     ),
     Case(
         "scaling",
