@@ -115,7 +115,7 @@ def launch(processes, *arguments):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // processes)))
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends every rank, with no traceback
     if sys.platform == "linux":  # import torch once, not once per rank; not safe on a Mac
-        mp.set_forkserver_preload(["torch", "torch._dynamo"])  # which every optimizer wants
+        mp.set_forkserver_preload(["torch"])
     mp.start_processes(start, args=arguments, nprocs=processes, start_method="forkserver")
 
 

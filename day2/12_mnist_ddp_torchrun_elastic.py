@@ -155,7 +155,11 @@ def write_scalars(history):
 def save(state, path):
     """Write a snapshot and keep the one before. At any moment a whole one is there."""
     temporary = path.with_suffix(f".{os.getpid()}")
-    torch.save(state, temporary)
+    try:
+        torch.save(state, temporary)
+    except (OSError, RuntimeError):  # torch calls a full disk a RuntimeError
+        temporary.unlink()
+        sys.exit(f"{temporary} could not be written. Is the disk full?")
     if path.exists():
         path.replace(path.with_suffix(".before"))
     temporary.replace(path)  # at once: nobody ever sees half a file under this name

@@ -307,6 +307,7 @@ def ddp(folder, tiny):
 
 SAME_EACH, SAME_ALL = "weak: 256 images a process", "strong: 256 images in all"
 ALL_CORES = "one process, all cores"
+APART = "256 images a process, independent"
 
 
 def scaling(folder, tiny):
@@ -322,6 +323,14 @@ def scaling(folder, tiny):
         rows = find(r"^processes: (\d+), .* ([\d,]+) images/s$", output)
         return {f"{series}: {n}": number(x) for n, x in rows if int(n) in counts}
 
+    def apart():
+        """What the machine gives to two processes that do not wait for each other."""
+        options = ("--epochs", 1, "--max-steps", steps, "--batch-size", 256)
+        command, threads = ("python", LESSONS["7"], 1), str(max(1, torch.get_num_threads() // 2))
+        both = [start(*command, *options, cwd=folder, OMP_NUM_THREADS=threads) for _ in range(2)]
+        rows = [find(r"^processes: 1, .* ([\d,]+) images/s$", finish(x))[0] for x in both]
+        return {f"{APART}: 2": sum(map(number, rows))}
+
     measurements = [partial(measure, SAME_EACH, 2, 256, 1, 2)]
     if not tiny:
         measurements += [
@@ -329,6 +338,7 @@ def scaling(folder, tiny):
             partial(measure, SAME_ALL, 2, 128, 2),
             partial(measure, SAME_ALL, 4, 64, 4),
             partial(measure, ALL_CORES, 1, 256, 1),
+            apart,
         ]
     return measurements
 
@@ -645,6 +655,7 @@ CASES = [
             Ratio(
                 "2 / 1 process, weak scaling", f"{SAME_EACH}: 2", f"{SAME_EACH}: 1", at_least=1.8
             ),
+            Ratio("2 independent / 1 process", f"{APART}: 2", f"{SAME_EACH}: 1"),
             Ratio("2 / 1 process on all cores, weak", f"{SAME_EACH}: 2", f"{ALL_CORES}: 1"),
             Ratio("4 / 1 process, weak scaling", f"{SAME_EACH}: 4", f"{SAME_EACH}: 1"),
             Ratio("2 / 1 process, strong scaling", f"{SAME_ALL}: 2", f"{SAME_EACH}: 1"),

@@ -275,6 +275,14 @@ BY_TEST = {
         "python -X faulthandler day1/0_torch_dist.py",
         "kill -ABRT <pid>",
     ],
+    "test_readme.py::test_a_hang_on_several_nodes_can_be_read": [
+        "sed 's/^    dist.all_reduce(value/    dist.get_rank() == 1 or dist.all_reduce(value/' "
+        "day2/9_torch_dist_multi_node.py > hang.py",
+        "DIST_TIMEOUT=10 scripts/multinode_setup_and_run.sh --local 3 hang.py",
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL scripts/multinode_setup_and_run.sh --local 3 hang.py",
+        "PYTHONFAULTHANDLER=1 scripts/multinode_setup_and_run.sh --local 3 hang.py",
+        "pgrep -u $USER -af hang.py",
+    ],
     "test_readme.py::test_output_comes_late_unless_told_otherwise": [
         "python -u",
         "python -u day1/0_torch_dist.py",
@@ -309,6 +317,9 @@ NEEDS = {
         "TORCH_NCCL_DUMP_ON_TIMEOUT=1",
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE=flight/rank_",
         "torchfrtrace --prefix rank_ flight",
+        "mkdir flight",
+        "export TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1",
+        "export TORCH_NCCL_DEBUG_INFO_TEMP_FILE=flight/rank_",
         "accelerate launch --num_processes 2 day2/15_linear_accelerate.py",
     ],
     "a computing centre with modules": [
@@ -328,6 +339,8 @@ NEEDS = {
     "py-spy, which the course does not install": [
         "pip install py-spy",
         "py-spy dump --subprocesses --pid <pid>",
+        "py-spy dump --pid <pid>",
+        "srun --overlap --jobid <job> --nodelist node2",
     ],
     "minutes, and a machine with nothing else to do": [
         "python scripts/update_docs.py --faults",
@@ -581,6 +594,50 @@ def test_the_guide_shows_where_the_ranks_stand(tmp_path):
         end(job)
     assert "Fatal Python error: Aborted" in output
     assert f"line {place} in report" in output
+
+
+def test_a_hang_on_several_nodes_can_be_read(course):
+    make, timed_out, compared, standing, find = BY_TEST[
+        "test_readme.py::test_a_hang_on_several_nodes_can_be_read"
+    ]
+    assert type_in(make, course)[0] == 0
+    text = (course / "hang.py").read_text()
+    place = 1 + text[: text.index("dist.get_rank() == 1 or")].count("\n")
+    left_out = f'/hang.py", line {place}, in main\n'
+    _, output = type_in(timed_out, course)
+    assert "Timed out waiting 10000ms" in output
+    for rank in range(3):
+        last = re.findall(rf"^\[rank{rank}\]: +File .*(/hang\.py.*\n)", output, re.M)[-1]
+        assert (last == left_out) == (rank != 1), output
+        assert rank != 1 or last.endswith("in gather\n")
+    _, output = type_in(compared, course)
+    assert (
+        "Detected mismatch between collectives on ranks. Rank 1 is running collective: "
+        "CollectiveFingerPrint(SequenceNumber=0, OpType=_ALLGATHER_BASE"
+    ) in output
+    assert "OpType=ALLREDUCE" in output
+    # Typed in two terminals.
+    variable, program, *arguments = standing.split()
+    job = start(course / program, *arguments, cwd=course, **dict([variable.split("=")]))
+    try:
+        output = ""
+        while "ranks: 3, device:" not in output:
+            line = job.stdout.readline()
+            assert line, output
+            output += line
+        time.sleep(3)  # now they stand
+        found = type_in(find, course)[1].splitlines()
+        ranks = [x.split()[0] for x in found if "launcher" not in x and " -u " in x]
+        assert len(ranks) == 3, found
+        for pid in ranks:
+            os.kill(int(pid), signal.SIGABRT)
+            time.sleep(0.5)  # one after another
+        output += job.communicate(timeout=20)[0]
+    finally:
+        end(job)
+    assert output.count("Fatal Python error: Aborted") == 3
+    assert output.count(f'/hang.py", line {place} in main') == 2
+    assert output.count(" in gather\n") == 1
 
 
 def test_output_comes_late_unless_told_otherwise(tmp_path):

@@ -29,6 +29,8 @@ LAST = 8  # so many lines are the last ones
 MARK = "FAULT_JOB"  # in the environment of every process of a job
 # A rank waits so long for the others: an hour on a machine with much to do is no fault.
 PATIENCE = {"DIST_TIMEOUT": "6"}
+# The course first writes a file under a name that ends in the number of the process.
+HALF = r"^(?!events\.).*\.\d+$"
 
 
 class Job:
@@ -36,8 +38,6 @@ class Job:
 
     def __init__(self, *command, cwd, env=None, typed=False, nodes=()):
         self.mark, self.cwd = uuid.uuid4().hex, cwd
-        # The course first writes a file under a name that ends in the number of the process.
-        self.half = r"^(?!events\.).*\.\d+$"
         self.temporary = Path(tempfile.mkdtemp())  # a short path: sockets lie in it
         # Shared memory of its own, so that what is left there is its own: a folder that it takes
         # for /dev/shm. The nodes of a cluster have their own anyway.
@@ -127,9 +127,8 @@ class Job:
             left += [f"port {port}" for x, port in listeners().items() if x in new]
         left += [f"temporary {x.name}" for x in self.temporary.iterdir() if not known(x)]
         left += [f"in the home folder {x}" for x in (self.temporary / "home").iterdir()]
-        if self.half:
-            files = self.cwd.rglob("*")
-            left += [f"half a file {x}" for x in files if re.search(self.half, x.name)]
+        files = self.cwd.rglob("*")
+        left += [f"half a file {x}" for x in files if re.search(HALF, x.name)]
         return left
 
     def end(self):
