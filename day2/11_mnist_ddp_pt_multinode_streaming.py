@@ -103,9 +103,10 @@ class ChunkStream(IterableDataset):
         with h5py.File(self.args.file) as file:  # opened by the process that reads
             for numbers, order in self.plan(*(info.id, info.num_workers) if info else (0, 1)):
                 # Neighbours are read together: a chunk at a time, not an image at a time.
-                runs = numbers.tensor_split((numbers.diff() != 1).nonzero()[:, 0] + 1)
+                cuts = (numbers.diff() != 1).nonzero()[:, 0] + 1
+                runs = [slice(run[0], run[-1] + 1) for run in numbers.tensor_split(cuts)]
                 yield [
-                    torch.cat([torch.from_numpy(data[run[0] : run[-1] + 1]) for run in runs])[order]
+                    torch.cat([torch.from_numpy(data[run]) for run in runs]).index_select(0, order)
                     for data in (file["images"], file["labels"])
                 ]
 

@@ -128,10 +128,8 @@ def blocks(images, labels, size):
     for some in begins.split(BUFFER // size):
         slices = [slice(begin, begin + size) for begin in some.tolist()]
         order = torch.randperm(sum(len(labels[part]) for part in slices))
-        yield [
-            torch.from_numpy(np.concatenate([data[part] for part in slices]))[order]
-            for data in (images, labels)
-        ]
+        for_each = ([data[part] for part in slices] for data in (images, labels))
+        yield [torch.from_numpy(np.concatenate(x)).index_select(0, order) for x in for_each]
 
 
 def whole_chunks(chunk_stream, path, epoch):

@@ -201,7 +201,7 @@ def test_lesson_11_learns_the_same_from_the_file_as_from_memory(options, mnist_f
 @pytest.mark.parametrize(
     ("line", "wrong"),
     [
-        ("for run in runs])[order]", "for run in runs])"),
+        ("for run in runs]).index_select(0, order)", "for run in runs])"),
         ("        stream.epoch.fill_(epoch)  # without this", "        pass  # without this"),
     ],
 )
