@@ -345,11 +345,10 @@ NEEDS = {
     "minutes, and a machine with nothing else to do": [
         "python scripts/update_docs.py --faults",
         "python tests/soak.py",
-        "python tests/soak.py --starts 20",
         "python scripts/update_docs.py --record",
         "python scripts/read_speed.py",
         "python scripts/benchmark.py",
-        "python scripts/benchmark.py --only memory",
+        "python scripts/benchmark.py --seconds 100",
     ],
     "two more formats, which the course does not install": ["pip install webdataset lmdb"],
     "nobody: the text warns of it": ["killall python"],
