@@ -48,7 +48,11 @@ class Net(nn.Sequential):
 
 def time_shares(trace):
     """Return the shares of the time, from 0 to 1, that a trace file shows for each kind of work."""
-    events = [e for e in json.loads(trace.read_text())["traceEvents"] if e.get("ph") == "X"]
+    try:
+        events = json.loads(trace.read_text())["traceEvents"]
+    except json.JSONDecodeError:
+        raise RuntimeError(f"{trace} is not whole. Is the disk full?") from None
+    events = [e for e in events if e.get("ph") == "X"]
     steps = [e for e in events if e["name"].startswith("ProfilerStep")]
     begin, end = min(e["ts"] for e in steps), max(e["ts"] + e["dur"] for e in steps)
     work = "kernel" if any(e["cat"] == "kernel" for e in events) else "cpu_op"  # GPU or CPU

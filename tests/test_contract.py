@@ -9,7 +9,7 @@ from helpers import COURSE, LESSONS, ROOT
 
 MAX_LINES = 200
 # They compute something besides.
-MAX_LINES_OF = {"5": 209, "8": 213, "11": 289, "12": 292, "13": 316, "14": 282}
+MAX_LINES_OF = {"5": 213, "8": 213, "11": 289, "12": 292, "13": 316, "14": 282}
 MAX_LINES_OF |= {"16": 278, "17": 271}
 FIELDS = ["Builds on:", "New here:", "Run:", "Look for:", "Try next:"]
 

@@ -141,7 +141,7 @@ def test_no_room_for_a_trace(tmp_path):
         job = lesson("test-profile", 1, cwd=disk)
         job.check(
             "the disk is full: trace",
-            r"json\.decoder\.JSONDecodeError: .*",
+            r"^RuntimeError: \S+ is not whole\. Is the disk full\?$",
             FULL + " The trace ends in the middle.",
             status=1,
         )
