@@ -72,7 +72,7 @@ def launch(world_size):
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     os.environ["OMP_NUM_THREADS"] = "1"
     if sys.platform == "linux":  # import torch once, not once per rank; not safe on a Mac
-        mp.set_forkserver_preload(["torch"])
+        mp.set_forkserver_preload(["torch", "torch._dynamo"])
     mp.start_processes(start, (world_size, server.port), world_size, start_method="forkserver")
 
 
