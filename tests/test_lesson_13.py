@@ -1,6 +1,5 @@
 """Lesson 13: the same training however the batch is made up, and every test image counted once."""
 
-import importlib.util
 import os
 import re
 import shutil
@@ -15,6 +14,7 @@ from helpers import (
     LESSONS,
     ROOT,
     launch,
+    load,
     losses,
     once,
     proof_of,
@@ -31,20 +31,9 @@ RUNS = f"runs/{LESSON.stem}"
 TEST = 31  # pictures: 2 and 3 do not divide it. 90 for training: steps of 48 leave a smaller one.
 
 
-def load(text):
-    """Return the lesson, or a changed one, as a module."""
-    module = types.ModuleType("lesson_13")
-    module.__file__, module.__doc__ = str(LESSON), text.split('"""')[1]
-    exec(compile(text, LESSON, "exec"), module.__dict__)
-    return module
-
-
 @pytest.fixture(scope="module")
 def lesson():
-    spec = importlib.util.spec_from_file_location("lesson_13", LESSON)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(LESSON)
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +200,7 @@ def test_a_step_that_the_scaler_leaves_out_counts_nowhere(lesson, mnist):
 
 def messages(text, mnist, tmp_path):
     """Return how often the ranks average in two steps, of 3 and of 2 batches."""
-    module = load(text)
+    module = load(LESSON, text)
     store = dist.FileStore(str(tmp_path / "store"), 1)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
