@@ -107,15 +107,15 @@ class Net(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv1 = nn.Conv2d(1, 8, kernel_size=5, stride=2)
-        self.conv2 = nn.Conv2d(8, 32, kernel_size=3)
-        self.fc1 = nn.Linear(32 * 5 * 5, 64)
+        self.conv1 = nn.Conv2d(1, 16, kernel_size=5, stride=2)
+        self.conv2 = nn.Conv2d(16, 32, kernel_size=5, stride=2)
+        self.fc1 = nn.Linear(32 * 4 * 4, 64)
         self.fc2 = nn.Linear(64, 10)
 
     def forward(self, images):
         x = (images[:, None] / 255 - 0.1307) / 0.3081  # to mean 0 and standard deviation 1
         x = F.relu(self.conv1(x))
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2).flatten(1)
+        x = F.relu(self.conv2(x)).flatten(1)
         return self.fc2(F.relu(self.fc1(x)))
 
 

@@ -179,7 +179,7 @@ def test_lesson_8_runs_at_every_size(processes, scaling, tmp_path):
     output = succeed("8", processes, *FEW, "--scaling", scaling, cwd=tmp_path, quick=True)
     assert proves("8", output)
     factor = processes if scaling == "linear" else processes**0.5
-    row = f"{scaling}: global batch {64 * processes}, learning rate {0.01 * factor:g}, mean loss"
+    row = f"{scaling}: global batch {64 * processes}, learning rate {0.015 * factor:g}, mean loss"
     assert f"\n{row}" in output
     if processes == 1:
         assert gaps(output) == [0, 0]
@@ -254,7 +254,7 @@ def test_lesson_2_sees_that_nothing_is_learned(alone, tmp_path):
     output = run_mutant("2", "        optimizer.step()\n", "", few, tmp_path)
     right, wrong = (float(re.search(r"mean loss ([\d.]+)", x)[1]) for x in (alone[0], output))
     assert right < 2.29
-    assert wrong == pytest.approx(math.log(10), abs=0.01)  # that of guessing
+    assert wrong == pytest.approx(math.log(10), abs=0.02)  # that of guessing
 
 
 @pytest.mark.mutation

@@ -592,9 +592,9 @@ def loss_8():
     """The loss curves of lesson 8."""
     data, where = read("lesson8")
     names = {
-        "unscaled": ("4 ranks, rate 0.01", RANKS[1]),
-        "linear": ("4 ranks, rate 0.04", RANKS[2]),
-        "alone": ("1 process, rate 0.01", RANKS[0]),
+        "unscaled": ("4 ranks, rate 0.015", RANKS[1]),
+        "linear": ("4 ranks, rate 0.06", RANKS[2]),
+        "alone": ("1 process, rate 0.015", RANKS[0]),
     }
     chosen = {label: (data["curves"][name], color) for name, (label, color) in names.items()}
     return curves(chosen, f"Lesson 8, {where}")
