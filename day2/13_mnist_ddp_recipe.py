@@ -282,7 +282,7 @@ def parse_args():
     parser.add_argument("--epochs", type=int, default=2, help="times through the data (2)")
     parser.add_argument("--batch-size", type=int, default=32, help="images per process (32)")
     parser.add_argument("--accumulate", type=int, default=2, help="batches a step (2)")
-    parser.add_argument("--lr", type=float, default=0.04, help="the highest learning rate (0.04)")
+    parser.add_argument("--lr", type=float, default=0.06, help="the highest learning rate (0.06)")
     parser.add_argument("--seed", type=int, default=0, help="for weights and order (0)")
     parser.add_argument("--max-steps", type=int, help="end an epoch after this many steps")
     parser.add_argument("--data-dir", type=Path, default=Path(__file__).parents[1] / "data")

@@ -78,10 +78,7 @@ def alone(ratings, tmp_path_factory):
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_any_number_of_ranks_gives_the_same_model(ranks, ratings, alone, tmp_path):
     few = options(ratings, ranks)
-    if ranks == 4:
-        _, output = launch("--local", "2x2", LESSON, *few, cwd=tmp_path)
-    else:
-        _, output = run_ranks(ranks, LESSON, *few, cwd=tmp_path)
+    _, output = run_ranks(ranks, LESSON, *few, cwd=tmp_path)
     assert proves("14", output), output
     assert "Warning" not in output
     assert f"files: 12, for each rank: {12 // ranks}\n" in output

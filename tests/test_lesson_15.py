@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import LAUNCHER, LESSONS, ROOT, launch, losses, proves, refusal
+from helpers import LAUNCHER, LESSONS, ROOT, losses, proves, refusal
 from ranks import run_ranks
 
 LESSON = ROOT / LESSONS["15"]["file"]
@@ -24,8 +24,8 @@ def gap(output):
     return float(re.search(r"losses within (\S+)", output)[1])
 
 
-def test_it_finds_the_line_on_two_nodes(tmp_path):
-    status, output = launch("--local", "2x1", "15", "--epochs", 30, cwd=tmp_path)
+def test_it_finds_the_line(tmp_path):
+    status, output = run_ranks(2, LESSON, "--epochs", 30, cwd=tmp_path)
     assert status == 0, output
     assert output.count("ranks: 2, device: ") == 1
     assert proves("15", output)

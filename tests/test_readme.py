@@ -224,16 +224,14 @@ BY_TEST = {
     "test_lesson_13.py::test_two_nodes_of_a_real_slurm_learn_what_one_process_does": [
         "scripts/multinode_setup_and_run.sh 13"
     ],
-    "test_lesson_15.py::test_it_finds_the_line_on_two_nodes": [
+    "test_lesson_15.py::test_on_two_nodes_of_slurm": [
         "scripts/multinode_setup_and_run.sh 15"
-    ],
-    "test_lesson_14.py::test_any_number_of_ranks_gives_the_same_model": [
-        "scripts/multinode_setup_and_run.sh --local 1 14 --batch-size 4096",
     ],
     "test_lesson_14.py::test_two_nodes_of_slurm_give_the_same_model": [
         "scripts/multinode_setup_and_run.sh 14",
     ],
     "test_lesson_14.py::test_memory_does_not_grow_with_the_ratings": [
+        "scripts/multinode_setup_and_run.sh --local 1 14 --batch-size 4096",
         "scripts/multinode_setup_and_run.sh --local 1 14 --folder data/ratings200 --batch-size 4096"
         " --epochs 1",
     ],
