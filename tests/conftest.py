@@ -7,7 +7,12 @@ import types
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import ROOT, cannot
+
+# Several tests run at a time. Threads that wait for each other would take the cores from them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
 
 LOCAL_SLURM = ROOT / "scripts" / "local_slurm.sh"
 

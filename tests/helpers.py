@@ -34,8 +34,7 @@ ALONE = {
 
 def start_lesson(lesson_id, *arguments, cwd, file=None, env=None):
     """Start a lesson with stdout and stderr in one pipe and return the Popen object."""
-    # Two jobs run at a time here. With several threads each, they would wait for each other.
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **(env or {})}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
     command = [sys.executable, str(file or ROOT / LESSONS[lesson_id]["file"]), *map(str, arguments)]
     return subprocess.Popen(
         command,

@@ -32,8 +32,7 @@ HALVES[1] = [name for name in CASES if name not in HALVES[0]]
 
 def run_benchmark(*arguments, cwd):
     command = [sys.executable, str(ROOT / "scripts" / "benchmark.py"), *arguments]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}  # several jobs run at a time here
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=560)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=560)
 
 
 @pytest.fixture(scope="module")

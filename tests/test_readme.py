@@ -224,9 +224,7 @@ BY_TEST = {
     "test_lesson_13.py::test_two_nodes_of_a_real_slurm_learn_what_one_process_does": [
         "scripts/multinode_setup_and_run.sh 13"
     ],
-    "test_lesson_15.py::test_on_two_nodes_of_slurm": [
-        "scripts/multinode_setup_and_run.sh 15"
-    ],
+    "test_lesson_15.py::test_on_two_nodes_of_slurm": ["scripts/multinode_setup_and_run.sh 15"],
     "test_lesson_14.py::test_two_nodes_of_slurm_give_the_same_model": [
         "scripts/multinode_setup_and_run.sh 14",
     ],
@@ -626,7 +624,8 @@ def test_a_hang_on_several_nodes_can_be_read(course):
         found = type_in(find, course)[1].splitlines()
         ranks = [x.split()[0] for x in found if " -u " in x]
         assert len(ranks) == 3, found
-        os.kill(int(ranks[0]), signal.SIGABRT)  # they were started in order
+        (first,) = (x for x in ranks if "\0RANK=0\0" in Path(f"/proc/{x}/environ").read_text())
+        os.kill(int(first), signal.SIGABRT)
         output += job.communicate(timeout=20)[0]
     finally:
         end(job)
