@@ -6,7 +6,6 @@ How fast anything is, is not tested: these runs are so small that their numbers 
 import importlib
 import itertools
 import json
-import os
 import re
 import statistics
 import subprocess

@@ -1,7 +1,6 @@
 """Each lesson as a user runs it, at several numbers of processes, and what it must show."""
 
 import math
-import os
 import re
 import subprocess
 import sys
