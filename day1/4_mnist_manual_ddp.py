@@ -3,7 +3,7 @@
 Builds on: 3_mnist_distributed.py
 New here:  DistributedSampler, average_gradients
 Run:       python day1/4_mnist_manual_ddp.py [processes]
-Look for:  => parameters identical on all ranks, losses within 7e-07 of one process
+Look for:  => parameters identical on all ranks, losses within 5e-07 of one process
 Try next:  do not divide by world_size; all_reduce each gradient by itself: how much slower?
 """
 

@@ -3,7 +3,7 @@
 Builds on: 4_mnist_manual_ddp.py
 New here:  DistributedDataParallel
 Run:       python day1/6_mnist_ddp_pt.py [processes]
-Look for:  => DistributedDataParallel: losses within 7e-07 of one process
+Look for:  => DistributedDataParallel: losses within 5e-07 of one process
 Try next:  average the gradients by hand as well: do the losses change? Why (not)?
 """
 

@@ -3,7 +3,7 @@
 Builds on: 6_mnist_ddp_pt.py
 New here:  warm-up, synchronize, speed-up
 Run:       python day1/7_mnist_ddp_pt_timing.py [processes]
-Look for:  => 1.63 times the images/s of one process, with 4
+Look for:  => 1.68 times the images/s of one process, with 2
 Try next:  --batch-size 8 and --batch-size 512: when does it pay to share the work?
 """
 

@@ -3,7 +3,7 @@
 Builds on: 11_mnist_ddp_pt_multinode_streaming.py
 New here:  shard, sparse gradient, communication hook
 Run:       scripts/multinode_setup_and_run.sh day2/14_recommender_ddp_sharded.py
-Look for:  => RMSE 0.7191, 12% below biases alone; 16 MB of ratings, at most 734 MB in memory
+Look for:  => RMSE 0.7191, 12% below biases alone; 16 MB of ratings, at most 725 MB in memory
 Try next:  --factors 1 and 32; ratings of --copies 200: watch the memory; real ratings.
 """
 

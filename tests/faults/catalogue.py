@@ -46,7 +46,7 @@ class Job:
         if not self.shared and OWN_MEMORY:
             self.shared, command = [shared], (*OWN_MEMORY, shared, *command)
         self.before = self.segments() | listeners().keys()
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         (home := self.temporary / "home").mkdir()
         environment |= {MARK: self.mark, "TMPDIR": str(self.temporary), "HOME": str(home)}
         environment |= env or {}
