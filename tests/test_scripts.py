@@ -66,3 +66,10 @@ def test_the_commands_in_the_readmes_name_files_that_exist():
         assert commands
         for name in commands:
             assert (ROOT / name).exists(), f"{page}: {name}"
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout")
+def test_nothing_that_is_made_here_is_in_the_repository():
+    command = ["git", "-C", ROOT, "ls-files", "--cached", "--ignored", "--exclude-standard"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    assert done.stdout == ""
