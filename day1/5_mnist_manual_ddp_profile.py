@@ -25,8 +25,6 @@ from torch import nn
 from torch.profiler import profile, record_function, schedule, tensorboard_trace_handler
 from torch.utils.data import DistributedSampler
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # hides what the profiler says of itself
-
 
 def choose_device(local_rank, local_world_size):
     """Return this rank's device and the backend that connects such devices."""
@@ -90,29 +88,12 @@ def average_gradients(model, world_size):
     nn.utils.vector_to_parameters(flat / world_size, gradients)  # the mean, not the sum
 
 
-def train_one_epoch(model, optimizer, batches, world_size, profiler):
-    """Train on each batch once. Return [2, steps]: loss summed over the batch; batch size."""
-    history = []
-    for images, labels in batches:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(images), labels)
-        loss.backward()
-        if world_size > 1:
-            average_gradients(model, world_size)
-        optimizer.step()
-        # No .item() here: the CPU would wait for the GPU in every step.
-        history.append(torch.stack([loss.detach() * len(labels), loss.new_tensor(len(labels))]))
-        profiler.step()  # one step ends here
-    return torch.stack(history, dim=1)
-
-
 def time_shares(trace):
     """Return the shares of the time, from 0 to 1, that a trace file shows for each kind of work."""
     try:
-        events = json.loads(trace.read_text())["traceEvents"]
+        events = [e for e in json.loads(trace.read_text())["traceEvents"] if e.get("ph") == "X"]
     except json.JSONDecodeError:
         raise RuntimeError(f"{trace} is not whole. Is the disk full?") from None
-    events = [e for e in events if e.get("ph") == "X"]
     steps = [e for e in events if e["name"].startswith("ProfilerStep")]
     begin, end = min(e["ts"] for e in steps), max(e["ts"] + e["dur"] for e in steps)
     work = "kernel" if any(e["cat"] == "kernel" for e in events) else "cpu_op"  # GPU or CPU
@@ -145,6 +126,7 @@ def report(folder):
 
 def main(device, data, args):
     """Run on every rank: train a few steps, record them, say where the time went."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # hides what the profiler says of itself
     images, labels = data[0].to(device), data[1].to(device)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(args.seed)  # the same first weights on every rank
@@ -157,7 +139,12 @@ def main(device, data, args):
     plan = schedule(wait=0, warmup=5, active=args.max_steps, repeat=1)
     writer = tensorboard_trace_handler("./log_ddp", worker_name=f"rank{rank}")
     with profile(schedule=plan, on_trace_ready=writer, acc_events=True) as profiler:
-        train_one_epoch(model, optimizer, steps, world_size, profiler)
+        for x, y in steps:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            average_gradients(model, world_size)
+            optimizer.step()
+            profiler.step()  # one step ends here
     report("./log_ddp")
 
 

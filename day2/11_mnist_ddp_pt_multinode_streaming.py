@@ -22,7 +22,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from tqdm import tqdm
 
@@ -176,14 +175,14 @@ def peak_memory():
     return f"at most {rank:,.0f} MB in memory, a worker {worker:,.0f} MB"
 
 
-def train(name, source, steps, device, args):
+def train(name, source, device, args):
     """Train on the batches of source(epoch). Return the model and the history of all steps."""
     torch.manual_seed(args.seed)  # the same first weights on every rank
     model = DistributedDataParallel(Net().to(device))  # averages the gradients during backward
-    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
-    # New weights do not stand a large rate yet: raise it step by step.
-    factor, warm_up = dist.get_world_size(), args.warm_up * steps
-    scheduler = LambdaLR(optimizer, lambda step: 1 + (factor - 1) * min(1, step / warm_up))
+    factor = dist.get_world_size()
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr * factor, momentum=0.9)
+    # New weights may not stand a large rate yet: raise it step by step.
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / factor, total_iters=args.warm_up)
     histories = []
     for epoch in range(args.epochs):
         begin = time.perf_counter()
@@ -218,7 +217,7 @@ def main(device, args):
         with h5py.File(args.file) as file:
             return [torch.from_numpy(file[name][part]).to(device) for name in names]
 
-    model, history = train("streamed", from_file, stream.steps, device, args)
+    model, history = train("streamed", from_file, device, args)
     loader = None  # ends the workers
     mine = slice(rank, None, world_size)
     accuracy = evaluate(model, *read("test_images", "test_labels", part=mine))
@@ -230,7 +229,7 @@ def main(device, args):
     proof = f"=> {(visits == 1).sum():,} of {stream.count:,} images once an epoch"
     if not args.stream_only:
         data = read("images", "labels")
-        _, expected = train("from memory", from_memory, stream.steps, device, args)
+        _, expected = train("from memory", from_memory, device, args)
         if rank == 0:
             print(f"from memory: {peak_memory()}")
         gap = (history[0] / history[1] - expected[0] / expected[1])[:20].abs().max()
@@ -256,11 +255,11 @@ def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=2, help="times through the data (2)")
     parser.add_argument("--batch-size", type=int, default=64, help="images per process (64)")
-    parser.add_argument("--lr", type=float, default=0.015, help="learning rate (0.015)")
+    parser.add_argument("--lr", type=float, default=0.005, help="learning rate (0.005)")
     parser.add_argument("--seed", type=int, default=0, help="for weights and order (0)")
     parser.add_argument("--max-steps", type=int, help="end an epoch after this many steps")
     parser.add_argument("--data-dir", type=Path, default=Path(__file__).parents[1] / "data")
-    parser.add_argument("--warm-up", type=float, default=0.2, help="epochs of it (0.2)")
+    parser.add_argument("--warm-up", type=int, default=12, help="steps of it (12)")
     parser.add_argument("--file", type=Path, help="made by create_mnist_h5.py (data/mnist.h5)")
     parser.add_argument("--workers", type=int, default=1, help="processes that read, a rank (1)")
     parser.add_argument("--buffer", type=int, default=8, help="chunks shuffled together (8)")

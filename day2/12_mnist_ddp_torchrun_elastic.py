@@ -93,9 +93,9 @@ class Job:
         for _ in range(2):
             self.model(images[:1]).sum().backward()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=args.lr, momentum=0.9)
-        # New weights do not stand a large rate yet: raise it step by step.
-        factor, warm_up = self.world_size, args.warm_up * len(images)
-        warm_up /= self.world_size * args.batch_size
+        # New weights may not stand a large rate yet: raise it step by step. LinearLR would bring
+        # back from a snapshot the rate for as many ranks as there were then.
+        factor, warm_up = self.world_size, args.warm_up
         self.scheduler = LambdaLR(self.optimizer, lambda s: 1 + (factor - 1) * min(1, s / warm_up))
         self.epoch, self.seen, self.starts = 0, 0, 1  # seen: images of this epoch, by all ranks
         self.visits = images.new_zeros(len(images), dtype=torch.int32)
@@ -267,10 +267,10 @@ def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=2, help="times through the data (2)")
     parser.add_argument("--batch-size", type=int, default=64, help="images per process (64)")
-    parser.add_argument("--lr", type=float, default=0.015, help="learning rate (0.015)")
+    parser.add_argument("--lr", type=float, default=0.005, help="learning rate (0.005)")
     parser.add_argument("--seed", type=int, default=0, help="for weights and order (0)")
     parser.add_argument("--data-dir", type=Path, default=Path(__file__).parents[1] / "data")
-    parser.add_argument("--warm-up", type=float, default=0.2, help="epochs of it (0.2)")
+    parser.add_argument("--warm-up", type=int, default=12, help="steps of it (12)")
     parser.add_argument("--made-up", type=int, metavar="N", help="use N made-up images, not MNIST")
     parser.add_argument("--save-every", type=int, default=50, help="steps between snapshots (50)")
     parser.add_argument("--crash-at-step", type=int, help="have a rank fail, to see what happens")

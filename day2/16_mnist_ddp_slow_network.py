@@ -146,29 +146,23 @@ def train_one_epoch(model, optimizer, batches, accumulate):
     return torch.stack(history, dim=1)
 
 
-def write_curves(histories):
-    """Write loss curves to runs/, for TensorBoard and as a picture. Return {name: [points]}."""
+def write_curves(curves, images):
+    """Write losses over the images seen to runs/, for TensorBoard and as a picture."""
     from matplotlib.figure import Figure  # here, because only rank 0 needs it
     from torch.utils.tensorboard import SummaryWriter
 
-    folder, axes, curves = Path("runs", Path(__file__).stem), Figure().subplots(), {}
-    points = min(20, *(history.shape[1] for history in histories.values()))
-    for name, history in histories.items():
-        # One point for many steps, because a single batch is noisy: sums of loss and of images.
-        sums = torch.stack([part.sum(1) for part in history.tensor_split(points, 1)], 1).cpu()
-        curves[name], images = sums[0] / sums[1], sums[1].cumsum(0)
-        axes.semilogy(images, curves[name], label=name)
+    folder, axes = Path("runs", Path(__file__).stem), Figure().subplots()
+    for name, losses in curves.items():
+        axes.semilogy(images, losses, label=name)
         with SummaryWriter(folder / name, purge_step=0) as writer:
-            for seen, loss in zip(images, curves[name]):
+            for seen, loss in zip(images, losses):
                 writer.add_scalar("loss/train", loss, int(seen))
     axes.set(xlabel="images seen", ylabel="training loss")
-    axes.legend()
-    axes.figure.savefig(folder / "loss.png")
-    return curves
+    axes.legend().figure.savefig(folder / "loss.png")
 
 
 def train(way, images, labels, args, sizes):
-    """Train a new model in one way. Return a row, what a step took, and the history."""
+    """Train a new model in one way. Return a row, what a step took, and the loss curve."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     accumulate, options, hook = WAYS[way]
     torch.manual_seed(args.seed)  # the same first weights on every rank
@@ -196,7 +190,8 @@ def train(way, images, labels, args, sizes):
     row |= {"sent": sent / world_size / count / 1e6, "ms": seconds / count * 1e3}
     dist.all_reduce(history)  # losses and images of all ranks, step by step
     loss, seen = history[:, count * 3 // 4 :].sum(1).tolist()  # of the last quarter
-    return row | {"speed": history[1].sum().item() / seconds, "loss": loss / seen}, history
+    row |= {"speed": history[1].sum().item() / seconds, "loss": loss / seen}
+    return row, torch.div(*F.adaptive_avg_pool1d(history, 20).cpu())  # a single batch is noisy
 
 
 def main(device, data, args):
@@ -208,7 +203,7 @@ def main(device, data, args):
     numbers = sum(parameter.numel() for parameter in Net().parameters())
     # A message takes alpha, whatever its size, and beta for each MB: a line through two points.
     alpha, whole = (1e3 * max(gather(time_all_reduce(n, device))) for n in (1, numbers))
-    beta, sizes, rows, histories = max(0, whole - alpha) / (numbers * 4e-6), listen(), {}, {}
+    beta, sizes, rows, curves = max(0, whole - alpha) / (numbers * 4e-6), listen(), {}, {}
     train("no messages", images, labels, args, sizes)  # a warm-up, not looked at
 
     def predict(way, ranks=world_size):
@@ -222,12 +217,12 @@ def main(device, data, args):
         print(f"a message takes {alpha:.2f} ms and {beta:.2f} ms for each MB")
         print(HEAD)
     for way in WAYS:
-        rows[way], histories[way] = train(way, images, labels, args, sizes)
+        rows[way], curves[way] = train(way, images, labels, args, sizes)
         if rank == 0:
             print(ROW.format(way, predict(way), **rows[way]))
     if rank > 0:
         return
-    write_curves(histories)
+    write_curves(curves, torch.linspace(0, len(images), 21)[1:])
     plain = rows["plain DDP"]
     # Of those that learn as well, within 2%, the one that sends least.
     well = [x for x in WAYS if rows[x]["given"] and not rows[x]["loss"] > 1.02 * plain["loss"]]

@@ -3,7 +3,7 @@
 Builds on: 1_torch_dist_gpu.py
 New here:  local rank, node, process groups of some of the ranks
 Run:       scripts/multinode_setup_and_run.sh day2/9_torch_dist_multi_node.py
-Look for:  => 2 nodes, 8 ranks: every rank holds the sum 0+1+2+3+4+5+6+7 = 28
+Look for:  => 2 nodes, 4 ranks: every rank holds the sum 0+1+2+3 = 6
 Try next:  --torchrun before the file; one rank a node; compare 4 kB and 64 MB between nodes.
 """
 

@@ -9,7 +9,9 @@ A made part stands between two lines. The first says what belongs there, the sec
     <!-- begin faults -->            what the tests of tests/faults saw when they were last recorded
     <!-- end -->
 
-Usage: scripts/update_docs.py              fill in tables and diffs
+What a lesson's docstring says to look for is the proof line of its recorded output, too.
+
+Usage: scripts/update_docs.py              fill in tables, diffs and what to look for
        scripts/update_docs.py --check      change nothing; exit status 1 if something is stale
        scripts/update_docs.py --record     run every lesson first and fill in its output too
        scripts/update_docs.py --record 8   run these lessons only, and keep the other outputs
@@ -35,7 +37,7 @@ PART = re.compile(r"(<!-- begin (\w+)([^>]*?) -->\n)(.*?)(<!-- end -->\n)", re.D
 
 
 def lesson_table(lessons, day):
-    """Return a Markdown table of the lessons of a day, with the proof line of their docstrings."""
+    """Return a Markdown table of the lessons of a day."""
     rows = ["| lesson | the one new idea | builds on |", "|---|---|---|"]
     for x in lessons:
         folder, _, name = x["file"].partition("/")
@@ -146,6 +148,12 @@ def measured(outputs):
     return machine() + "\n" + "\n".join(rows) + "\n"
 
 
+def look_for(text, output):
+    """Return a lesson's text whose docstring says to look for the proof line of an output."""
+    proof = re.search(r"^=> .*$", output, re.MULTILINE)[0]
+    return re.sub(r"^Look for:  .*$", lambda _: f"Look for:  {proof}", text, count=1, flags=re.M)
+
+
 def fill(text, page, lessons, outputs, seen):
     """Return a page's text with its made parts filled in.
 
@@ -182,12 +190,11 @@ def main():
     parser.add_argument("--faults", action="store_true", help="run tests/faults, take what it saw")
     args = parser.parse_args()
     lessons = read_course()
-    outputs, seen = None, None
+    outputs, seen, known = None, None, recorded()
     if args.faults:
         with tempfile.TemporaryDirectory() as folder:
             seen = record_faults(Path(folder, "faults"))
     if args.record is not None:
-        known = recorded()
         with tempfile.TemporaryDirectory() as folder:
             outputs = {
                 x["id"]: record(x, folder)
@@ -196,14 +203,20 @@ def main():
                 for x in lessons
             }
     stale = []
-    for page in PAGES:
-        path = ROOT / page
+
+    def update(file, change):
+        path = ROOT / file
         old = path.read_text()
-        new = fill(old, page, lessons, outputs, seen)
+        new = change(old)
         if new != old:
-            stale.append(page)
+            stale.append(file)
             if not args.check:
                 path.write_text(new)
+
+    for x in lessons:  # before the pages, which show what changes from lesson to lesson
+        update(x["file"], lambda text, x=x: look_for(text, (outputs or known)[x["id"]]))
+    for page in PAGES:
+        update(page, lambda text, page=page: fill(text, page, lessons, outputs, seen))
     if args.check and stale:
         print(f"Stale: {', '.join(stale)}. Run: python scripts/update_docs.py")
         return 1

@@ -9,8 +9,8 @@ from helpers import COURSE, LESSONS, ROOT
 
 MAX_LINES = 200
 # They compute something besides.
-MAX_LINES_OF = {"5": 213, "8": 213, "11": 289, "12": 292, "13": 316, "14": 282}
-MAX_LINES_OF |= {"16": 278, "17": 271}
+MAX_LINES_OF = {"11": 288, "12": 292, "13": 315, "14": 282}
+MAX_LINES_OF |= {"16": 273, "17": 271}
 FIELDS = ["Builds on:", "New here:", "Run:", "Look for:", "Try next:"]
 
 

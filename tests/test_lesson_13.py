@@ -168,7 +168,7 @@ def test_a_compiled_model_learns_the_same(folder, one, tmp_path):
 
 
 def arguments(**others):
-    options = {"epochs": 2, "lr": 0.04, "seed": 0, "warm_up": 0.2, "precision": "fp32"}
+    options = {"epochs": 2, "lr": 0.04, "seed": 0, "warm_up": 10, "precision": "fp32"}
     return types.SimpleNamespace(**options | {"accumulate": 1} | others)
 
 

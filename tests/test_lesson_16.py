@@ -34,16 +34,16 @@ def table(output):
     return rows
 
 
-def assert_given(rows):
-    """Assert what is handed to all_reduce in each way, in 12 steps: it does not depend on ranks."""
+def assert_given(rows, steps=12):
+    """Assert what is handed to all_reduce in each way: it does not depend on the ranks."""
     given = {way: row["given"] / SIZE for way, row in rows.items()}
     assert given["plain DDP"] == pytest.approx(1, abs=0.01)
     assert given["one bucket"] == pytest.approx(1, abs=0.01)
     assert given["accumulation"] == pytest.approx(1 / 4, abs=0.01)
     assert given["bf16"] == pytest.approx(1 / 2, abs=0.01)
     assert given["no messages"] == 0
-    # Two whole steps of 12, then little.
-    assert 2 / 12 < given["PowerSGD"] < 0.25
+    # Two whole steps, then little.
+    assert 2 / steps < given["PowerSGD"] < 2 / steps + 0.08
     assert rows["plain DDP"]["messages"] > 1.8 * rows["one bucket"]["messages"]
     assert rows["one bucket"]["messages"] == 1
     for way in ("one bucket", "bf16", "PowerSGD"):
@@ -83,20 +83,20 @@ def test_on_a_slow_link_powersgd_is_faster_and_learns_as_well(slurm, tmp_path):
 
 
 def test_three_ranks(tmp_path):
-    status, output = run_ranks(3, LESSON, *FEW, cwd=tmp_path)
+    status, output = run_ranks(3, LESSON, "--max-steps", 20, "--batch-size", 16, cwd=tmp_path)
     assert status == 0, output
     assert proves("16", output), output
     # What the launcher says is recorded too.
     mine, recorded = (text.partition("ranks: ")[2] for text in (output, recorded_output("16")))
     assert shape(mine) == shape(recorded)
     rows = table(output)
-    assert_given(rows)
+    assert_given(rows, steps=20)
     # Others use lo too: no less than 4/3 of what is given, perhaps more.
     assert all(row["sent"] >= 4 / 3 * row["given"] - 0.01 for row in rows.values())
     for way, row in rows.items():
         curve = losses(tmp_path / "runs" / LESSON.stem / way)
-        assert curve[-1][0] == 12 * 16 * 3
-        assert sum(loss for _, loss in curve[-3:]) / 3 == pytest.approx(row["loss"], abs=0.002)
+        assert curve[-1][0] == 20 * 16 * 3
+        assert sum(loss for _, loss in curve[-5:]) / 5 == pytest.approx(row["loss"], abs=0.002)
 
 
 def test_one_rank_sends_nothing(tmp_path):

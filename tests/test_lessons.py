@@ -107,7 +107,7 @@ def test_lesson_5_says_where_the_time_goes(processes, tmp_path):
         data, compute, communication, overlap, idle = map(float, row)
         assert compute > 10
         assert data > 0
-        assert (communication > 0.1) == (processes > 1)
+        assert processes == 1 or communication > 0.1
         # Each microsecond is data, compute, communication, or idle; overlaps were counted twice.
         assert data + compute + communication - overlap + idle == pytest.approx(100, abs=1)
     traces = sorted((tmp_path / "log_ddp").glob("*.pt.trace.json"))
@@ -161,7 +161,7 @@ def gaps(output):
 
 
 def test_lesson_8_scaling_brings_the_loss_curve_closer(tmp_path):
-    output = succeed("8", 4, "--epochs", 1, "--max-steps", 150, cwd=tmp_path)
+    output = succeed("8", 4, "--max-steps", 150, cwd=tmp_path)
     assert proves("8", output)
     unscaled, scaled = gaps(output)
     assert scaled < unscaled / 2
@@ -175,10 +175,11 @@ def test_lesson_8_scaling_brings_the_loss_curve_closer(tmp_path):
 
 @pytest.mark.parametrize(("processes", "scaling"), [(1, "linear"), (2, "linear"), (3, "sqrt")])
 def test_lesson_8_runs_at_every_size(processes, scaling, tmp_path):
-    output = succeed("8", processes, *FEW, "--scaling", scaling, cwd=tmp_path, quick=True)
+    few = ("--max-steps", 20, "--scaling", scaling)
+    output = succeed("8", processes, *few, cwd=tmp_path, quick=True)
     assert proves("8", output)
     factor = processes if scaling == "linear" else processes**0.5
-    row = f"{scaling}: global batch {64 * processes}, learning rate {0.015 * factor:g}, mean loss"
+    row = f"{scaling}: global batch {64 * processes}, learning rate {0.005 * factor:g}, mean loss"
     assert f"\n{row}" in output
     if processes == 1:
         assert gaps(output) == [0, 0]
@@ -272,10 +273,10 @@ def test_lesson_7_sees_that_the_work_is_not_shared(tmp_path):
 
 @pytest.mark.mutation
 def test_lesson_8_sees_that_the_rate_is_not_scaled(tmp_path):
-    few = (2, "--epochs", 1, "--max-steps", 50)
-    output = run_mutant("8", "1 + (factor - 1) * min", "1 + 0 * min", few, tmp_path)
+    few = (2, "--max-steps", 50)
+    output = run_mutant("8", "lr=args.lr * factor", "lr=args.lr", few, tmp_path)
     unscaled, scaled = gaps(output)
-    assert unscaled == scaled
+    assert scaled >= unscaled
 
 
 @pytest.mark.mutation

@@ -22,7 +22,7 @@ from helpers import (
 )
 from ranks import run_ranks
 
-FEW = ("--epochs", 1, "--max-steps", 20)
+FEW = ("--max-steps", 20)
 # Word for word what day2/README.md tells people to type, the account apart.
 SALLOC = shlex.split(
     "salloc --nodes 2 --qos interactive --time 00:30:00 --ntasks-per-node=4 --cpus-per-task=32 "

@@ -11,7 +11,7 @@ from ranks import run_ranks
 
 STEPS = 20
 # The runs of lessons 2, 6 and 8, and how many images lie between two of their points: 64 a rank.
-# Lesson 8 puts its curves on the same points, those of all ranks together.
+# Lesson 8 gives each of its curves 20 points over the images that all ranks together see.
 RUNS = {
     "2_mnist_training": 64,
     "6_mnist_ddp_pt": 128,
@@ -35,7 +35,7 @@ CHART = """(({x, y, width, height}) => [x, y, width, height])(
 
 def test_the_loss_curves_of_all_lessons_lie_over_each_other(tmp_path):
     for ranks, lesson_id in ((1, "2"), (2, "6"), (2, "8")):
-        few = ("--max-steps", STEPS, "--epochs", 1)
+        few = ("--max-steps", STEPS) + (() if lesson_id == "8" else ("--epochs", 1))
         status, output = run_ranks(ranks, ROOT / LESSONS[lesson_id]["file"], *few, cwd=tmp_path)
         assert status == 0, output
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", "runs"]

@@ -546,8 +546,9 @@ def curves(named, where):
         axes.semilogy(*smooth(points), color=color, lw=3.5, label=label)
     axes.set_xlabel("images seen", size=SIZE)
     axes.set_ylabel("training loss", size=SIZE)
-    axes.set_xlim(0, 121_000)
-    axes.set_xticks(range(0, 120_001, 20_000))
+    last = max(points[-1][0] for points, _ in named.values())
+    axes.set_xlim(0, 1.01 * last)
+    axes.set_xticks(range(0, last + 1, last // 6))
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
     axes.set_yticks([0.03, 0.1, 0.3, 1, 3], ["0.03", "0.1", "0.3", "1", "3"])
     axes.minorticks_off()
@@ -592,9 +593,9 @@ def loss_8():
     """The loss curves of lesson 8."""
     data, where = read("lesson8")
     names = {
-        "unscaled": ("4 ranks, rate 0.015", RANKS[1]),
-        "linear": ("4 ranks, rate 0.06", RANKS[2]),
-        "alone": ("1 process, rate 0.015", RANKS[0]),
+        "unscaled": ("4 ranks, rate 0.005", RANKS[1]),
+        "linear": ("4 ranks, rate 0.02", RANKS[2]),
+        "alone": ("1 process, rate 0.005", RANKS[0]),
     }
     chosen = {label: (data["curves"][name], color) for name, (label, color) in names.items()}
     return curves(chosen, f"Lesson 8, {where}")
