@@ -4,7 +4,7 @@ Builds on: 8_mnist_ddp_pt_lr.py
 New here:  the launcher's variables instead of launch
 Run:       scripts/multinode_setup_and_run.sh day2/10_mnist_ddp_pt_multinode.py
 Look for:  => gap to the loss curve of one process: 152% unscaled, 23% linear
-Try next:  the same number of ranks on one node: python day1/8_mnist_ddp_pt_lr.py 8
+Try next:  the same number of ranks on one node: python day1/8_mnist_ddp_pt_lr.py 4
 """
 
 import argparse
@@ -91,17 +91,17 @@ def train_one_epoch(model, optimizer, scheduler, batches):
     return torch.stack(history, dim=1)
 
 
-def write_curves(curves, images):
+def write_curves(curves, seen):
     """Write losses over the images seen to runs/, for TensorBoard and as a picture."""
     from matplotlib.figure import Figure  # here, because only rank 0 needs it
     from torch.utils.tensorboard import SummaryWriter
 
     folder, axes = Path("runs", Path(__file__).stem), Figure().subplots()
     for name, losses in curves.items():
-        axes.semilogy(images, losses, label=name)
+        axes.semilogy(seen, losses, label=name)
         with SummaryWriter(folder / name, purge_step=0) as writer:
-            for seen, loss in zip(images, losses):
-                writer.add_scalar("loss/train", loss, int(seen))
+            for step, loss in zip(seen.int().tolist(), losses):
+                writer.add_scalar("loss/train", loss, step)
     axes.set(xlabel="images seen", ylabel="training loss")
     axes.legend().figure.savefig(folder / "loss.png")
 
@@ -113,7 +113,7 @@ def train(images, labels, args, rank, world_size, factor):
     if world_size > 1:
         model = DistributedDataParallel(model)  # averages the gradients during backward
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr * factor, momentum=0.9)
-    # New weights may not stand a large rate yet: raise it step by step.
+    # New weights may not stand a large rate yet: start at 1 / factor of it, then raise it.
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / factor, total_iters=args.warm_up)
     # The ranks shuffle alike, then each takes every world_size-th image.
     sampler = DistributedSampler(images, world_size, rank, seed=args.seed)
@@ -121,7 +121,7 @@ def train(images, labels, args, rank, world_size, factor):
     history = train_one_epoch(model, optimizer, scheduler, steps)
     if world_size > 1:
         dist.all_reduce(history)  # losses and images of all ranks, step by step
-    return torch.div(*F.adaptive_avg_pool1d(history, 20).cpu())  # a single batch is noisy
+    return torch.div(*F.adaptive_avg_pool1d(history, 20).cpu())  # means: one batch is noisy
 
 
 def main(device, data, args):
@@ -131,17 +131,17 @@ def main(device, data, args):
     images, labels = data[0][:count].to(device), data[1][:count].to(device)  # the same for all
     factor = world_size if args.scaling == "linear" else world_size**0.5
     plan = {"alone": (1, 1), "unscaled": (world_size, 1), args.scaling: (world_size, factor)}
-    patient, curves = dist.new_group(timeout=timedelta(days=1)), {}
+    patient, runs = dist.new_group(timeout=timedelta(days=1)), {}
     for name, (ranks, rate) in plan.items():
         dist.barrier(patient)  # here the others wait while rank 0 trains alone
         if rank < ranks:
-            curves[name] = train(images, labels, args, rank, ranks, rate)
+            runs[name] = train(images, labels, args, rank, ranks, rate)
         if rank == 0:
-            batch, lr, loss = ranks * args.batch_size, args.lr * rate, curves[name].mean()
+            batch, lr, loss = ranks * args.batch_size, args.lr * rate, runs[name].mean()
             print(f"{name}: global batch {batch}, learning rate {lr:g}, mean loss {loss:.4f}")
     if rank == 0:
-        write_curves(curves, torch.linspace(0, len(images), 21)[1:])
-        gaps = [f"{(y / curves['alone'] - 1).abs().mean():.0%} {x}" for x, y in curves.items()]
+        write_curves(runs, torch.linspace(0, len(images), 21)[1:])
+        gaps = [f"{(y / runs['alone'] - 1).abs().mean():.0%} {name}" for name, y in runs.items()]
         print(f"=> gap to the loss curve of one process: {', '.join(gaps[1:])}")
 
 
@@ -163,7 +163,7 @@ def parse_args():
     parser.add_argument("--batch-size", type=int, default=64, help="images per process (64)")
     parser.add_argument("--lr", type=float, default=0.005, help="learning rate (0.005)")
     parser.add_argument("--seed", type=int, default=0, help="for weights and order (0)")
-    parser.add_argument("--max-steps", type=int, help="end after this many steps")
+    parser.add_argument("--max-steps", type=int, help="end after this many steps of all ranks")
     parser.add_argument("--data-dir", type=Path, default=Path(__file__).parents[1] / "data")
     parser.add_argument("--scaling", choices=["linear", "sqrt"], default="linear")
     parser.add_argument("--warm-up", type=int, default=12, help="steps of it (12)")

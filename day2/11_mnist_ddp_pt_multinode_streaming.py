@@ -181,7 +181,7 @@ def train(name, source, device, args):
     model = DistributedDataParallel(Net().to(device))  # averages the gradients during backward
     factor = dist.get_world_size()
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr * factor, momentum=0.9)
-    # New weights may not stand a large rate yet: raise it step by step.
+    # New weights may not stand a large rate yet: start at 1 / factor of it, then raise it.
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / factor, total_iters=args.warm_up)
     histories = []
     for epoch in range(args.epochs):

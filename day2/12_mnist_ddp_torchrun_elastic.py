@@ -93,8 +93,8 @@ class Job:
         for _ in range(2):
             self.model(images[:1]).sum().backward()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=args.lr, momentum=0.9)
-        # New weights may not stand a large rate yet: raise it step by step. LinearLR would bring
-        # back from a snapshot the rate for as many ranks as there were then.
+        # New weights may not stand a large rate yet: raise it step by step. LinearLR would take
+        # from a snapshot the rate for as many ranks as there were then.
         factor, warm_up = self.world_size, args.warm_up
         self.scheduler = LambdaLR(self.optimizer, lambda s: 1 + (factor - 1) * min(1, s / warm_up))
         self.epoch, self.seen, self.starts = 0, 0, 1  # seen: images of this epoch, by all ranks
@@ -133,6 +133,8 @@ class Job:
         self.model.module.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
+        self.scheduler.last_epoch -= 1
+        self.scheduler.step()  # the rate for as many ranks as there are now
         self.epoch, self.seen, self.starts = state["epoch"], state["seen"], state["starts"] + 1
         random = state["random"][self.rank % len(state["random"])]
         for generator, its_state in zip(self.generators, random):

@@ -3,7 +3,7 @@
 Builds on: 10_mnist_ddp_pt_multinode.py
 New here:  no_sync, communication hook (bf16, PowerSGD), latency against bandwidth
 Run:       scripts/multinode_setup_and_run.sh day2/16_mnist_ddp_slow_network.py
-Look for:  => PowerSGD: 0.07 of plain DDP's bytes, 0.7 times its images/s, loss +1.0%
+Look for:  => PowerSGD: 0.07 of plain DDP's bytes, 0.6 times its images/s, loss +1.0%
 Try next:  a local cluster, with scripts/local_slurm.sh link 100mbit; MATRIX_RANK = 1.
 """
 
@@ -146,17 +146,17 @@ def train_one_epoch(model, optimizer, batches, accumulate):
     return torch.stack(history, dim=1)
 
 
-def write_curves(curves, images):
+def write_curves(curves, seen):
     """Write losses over the images seen to runs/, for TensorBoard and as a picture."""
     from matplotlib.figure import Figure  # here, because only rank 0 needs it
     from torch.utils.tensorboard import SummaryWriter
 
     folder, axes = Path("runs", Path(__file__).stem), Figure().subplots()
     for name, losses in curves.items():
-        axes.semilogy(images, losses, label=name)
+        axes.semilogy(seen, losses, label=name)
         with SummaryWriter(folder / name, purge_step=0) as writer:
-            for seen, loss in zip(images, losses):
-                writer.add_scalar("loss/train", loss, int(seen))
+            for step, loss in zip(seen.int().tolist(), losses):
+                writer.add_scalar("loss/train", loss, step)
     axes.set(xlabel="images seen", ylabel="training loss")
     axes.legend().figure.savefig(folder / "loss.png")
 
@@ -191,7 +191,7 @@ def train(way, images, labels, args, sizes):
     dist.all_reduce(history)  # losses and images of all ranks, step by step
     loss, seen = history[:, count * 3 // 4 :].sum(1).tolist()  # of the last quarter
     row |= {"speed": history[1].sum().item() / seconds, "loss": loss / seen}
-    return row, torch.div(*F.adaptive_avg_pool1d(history, 20).cpu())  # a single batch is noisy
+    return row, torch.div(*F.adaptive_avg_pool1d(history, 20).cpu())  # means: one batch is noisy
 
 
 def main(device, data, args):

@@ -307,7 +307,8 @@ def draw_memory(name, title, results):
 
 # What is drawn: name, function, title, and the lessons that it is made from.
 FIGURES = [
-    ("loss", draw_loss, "Loss", ("2", "6", "8")),
+    ("loss", draw_loss, "Loss", ("2", "6")),
+    ("rate-loss", draw_loss, "Loss and learning rate", ("8",)),
     ("speed-up", draw_speed_up, "Speed-up", ("7",)),
     ("bandwidth", draw_bandwidth, "Bandwidth of all_reduce", ("1", "9")),
     ("time-shares", draw_time_shares, "Where the time goes: lesson 5", ("5",)),

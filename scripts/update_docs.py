@@ -150,8 +150,10 @@ def measured(outputs):
 
 def look_for(text, output):
     """Return a lesson's text whose docstring says to look for the proof line of an output."""
-    proof = re.search(r"^=> .*$", output, re.MULTILINE)[0]
-    return re.sub(r"^Look for:  .*$", lambda _: f"Look for:  {proof}", text, count=1, flags=re.M)
+    proof = re.search(r"^=> .*$", output, re.MULTILINE)
+    if not proof:  # not recorded yet
+        return text
+    return re.sub(r"^Look for:  .*$", lambda _: f"Look for:  {proof[0]}", text, count=1, flags=re.M)
 
 
 def fill(text, page, lessons, outputs, seen):
@@ -214,7 +216,7 @@ def main():
                 path.write_text(new)
 
     for x in lessons:  # before the pages, which show what changes from lesson to lesson
-        update(x["file"], lambda text, x=x: look_for(text, (outputs or known)[x["id"]]))
+        update(x["file"], lambda text, x=x: look_for(text, (outputs or known).get(x["id"], "")))
     for page in PAGES:
         update(page, lambda text, page=page: fill(text, page, lessons, outputs, seen))
     if args.check and stale:

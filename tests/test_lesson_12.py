@@ -85,8 +85,14 @@ def test_stopped_by_a_signal_it_goes_on_with_another_number_of_ranks(tmp_path):
     assert status == 1
     assert "snapshot.pt is of a job with other arguments. Repeat those, or delete" in output
     assert "Traceback" not in output
-    status, output = run_ranks(2, LESSON, *FEW, "--epochs", 4, cwd=tmp_path)
+    told = "        job.load_state_dict(snapshot[0])\n"
+    rate = told + "        print('rate', job.optimizer.param_groups[0]['lr'], flush=True)\n"
+    assert LESSON.read_text().count(told) == 1
+    (tmp_path / LESSON.name).write_text(LESSON.read_text().replace(told, rate))
+    few = (*FEW, "--epochs", 4, "--data-dir", ROOT / "data")
+    status, output = run_ranks(2, tmp_path / LESSON.name, *few, cwd=tmp_path)
     assert status == 0, output
+    assert len(re.findall(r"^rate 0\.01$", output, re.M)) == 2  # that of 2 ranks, from now on
     assert re.search(r"^start 2: goes on in epoch \d after [\d,]+ images$", output, re.M)
     # Another number of ranks makes another global batch: other parameters, but the same images.
     proof = "=> starts: 2, images once an epoch: 3,198 of 3,198, parameters: DIFFERENT"

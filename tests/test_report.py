@@ -196,6 +196,7 @@ def test_every_lesson_stands_there_with_its_output(page):
     lessons = [name for name in figures_of(page) if not name.startswith("case-")]
     assert lessons == [
         "loss",
+        "rate-loss",
         "speed-up",
         "bandwidth",
         "time-shares",
@@ -213,16 +214,11 @@ def test_loss_curves_come_from_the_event_files_of_the_run(page):
     )
     losses = CURVES["2_mnist_training"]
     means = [(a + b) / 2 for a, b in zip(losses[::2], losses[1::2])]
-    lines = [
-        (BLUE, [2 * x for x in seen], means),
-        (BLUE, seen, alone),
-        (ORANGE, seen, CURVES["6_mnist_ddp_pt"]),
-        (ORANGE, seen, unscaled),
-        (GREEN, seen, linear),
-    ]
+    lines = [(BLUE, [2 * x for x in seen], means), (ORANGE, seen, CURVES["6_mnist_ddp_pt"])]
     check_lines(page, "loss", lines)
     lines = [(BLUE, seen, alone), (GREEN, seen, linear), (ORANGE, seen, unscaled)]
-    check_lines(page, "nodes-loss", lines)
+    for name in ("rate-loss", "nodes-loss"):
+        check_lines(page, name, lines)
     first = table_of(page, "loss")[0]
     expected = (f"{x:.4f}" for x in (means[0], sum(means) / 20, means[-1]))
     assert first == ("lesson 2: one process", *expected)

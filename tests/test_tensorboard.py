@@ -33,7 +33,7 @@ CHART = """(({x, y, width, height}) => [x, y, width, height])(
   document.querySelector("card-view canvas").getBoundingClientRect())"""
 
 
-def test_the_loss_curves_of_all_lessons_lie_over_each_other(tmp_path):
+def test_the_loss_curves_of_all_lessons_are_in_one_chart(tmp_path):
     for ranks, lesson_id in ((1, "2"), (2, "6"), (2, "8")):
         few = ("--max-steps", STEPS) + (() if lesson_id == "8" else ("--epochs", 1))
         status, output = run_ranks(ranks, ROOT / LESSONS[lesson_id]["file"], *few, cwd=tmp_path)

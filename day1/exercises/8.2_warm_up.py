@@ -4,6 +4,7 @@ Lesson:  8
 Kind:    fill in
 Task:    Complete factor(): 1 in step 0, then rising in a straight line, world_size in step
          warm_up and ever after.
+         Lesson 8 leaves this to LinearLR; LambdaLR multiplies by what your function returns.
 Run:     python day1/exercises/8.2_warm_up.py
 Check:   python scripts/check.py 8.2
 """
