@@ -50,9 +50,9 @@ def choose_device(local_rank, local_world_size):
 
 def make_text():
     """Return many sums, such as "7 plus 5 is 12. ", as codes: int64 [pieces, LENGTH + 1]."""
-    pairs = torch.randint(10, (7500, 2), generator=torch.Generator().manual_seed(0)).tolist()
+    pairs = torch.randint(10, (5000, 2), generator=torch.Generator().manual_seed(0)).tolist()
     text = "".join(f"{a} plus {b} is {a + b}. " for a, b in pairs).encode()
-    return torch.tensor(list(text)).unfold(0, LENGTH + 1, LENGTH)[:1920]
+    return torch.tensor(list(text)).unfold(0, LENGTH + 1, LENGTH)[:1280]
 
 
 def batches(text, sampler, batch_size, max_steps):
