@@ -552,7 +552,7 @@ def test_tensorboard_starts(tmp_path):
             output = ""
             while "http://localhost:" not in output:
                 line = server.stdout.readline()
-                assert line, output
+                assert line, f"{output}\nexit status {server.wait(10)}"
                 output += line
     finally:
         for server in servers:
