@@ -112,15 +112,14 @@ def loss_curve(path, points=20):
     return np.cumsum(sums[1]), np.divide(*sums)
 
 
-# The look and the name of a curve, by the folder of its events or else by the lesson. Broad and
-# pale lines lie below: what falls on them can still be seen.
+# The color and the name of a curve, by the folder of its events or else by the lesson.
 CURVES = {
-    "2": ({"color": BLUE, "linewidth": 7, "alpha": 0.35}, "one process"),
-    "6": ({"color": ORANGE, "linewidth": 7, "alpha": 0.35}, "DDP"),
-    "alone": ({"color": BLUE}, "one process"),
-    "unscaled": ({"color": ORANGE}, "DDP, unscaled rate"),
-    "linear": ({"color": GREEN}, "DDP, linear rate"),
-    "sqrt": ({"color": GREEN}, "DDP, sqrt rate"),
+    "2": (BLUE, "one process"),
+    "6": (ORANGE, "DDP"),
+    "alone": (BLUE, "one process"),
+    "unscaled": (ORANGE, "DDP, unscaled rate"),
+    "linear": (GREEN, "DDP, linear rate"),
+    "sqrt": (GREEN, "DDP, sqrt rate"),
 }
 
 
@@ -133,10 +132,10 @@ def draw_loss(name, title, results):
             if (curve := loss_curve(path)) is None:
                 continue
             kind = path.parent.name if path.parent.name in CURVES else result["id"]
-            look, label = CURVES[kind]
+            color, label = CURVES[kind]
             label = f"lesson {result['id']}: {label}"
             images, losses = curve
-            axes.plot(images, losses, label=label, **look)
+            axes.plot(images, losses, label=label, color=color)
             mean = np.average(losses, weights=np.diff(images, prepend=0))
             rows.append((label, *(f"{x:.4f}" for x in (losses[0], mean, losses[-1]))))
     if not rows:
@@ -147,8 +146,8 @@ def draw_loss(name, title, results):
     plain_ticks(axes.yaxis)
     axes.legend()
     caption = (
-        "Curves that lie on one another show the same training; the farther a curve lies above "
-        "that of one process, the more its larger global batch has cost."
+        "The farther a curve lies above that of one process, the more its larger global batch has "
+        "cost."
     )
     head = ("curve", "first point", "mean loss", "last point")
     return figure(name, title, caption, results, drawing, head, rows)
