@@ -85,7 +85,8 @@ def record_curve(name, file, *groups):
         runs = Path(folder, "runs", file)
         curves = {group: read_events(runs / group) for group in groups or [""]}
     proof = next(line for line in output.splitlines() if line.startswith("=>"))
-    write(name, " ".join(command), proof=proof, curves=curves)
+    rates = dict(re.findall(r"^(\w+): .* learning rate ([\d.]+),", output, re.MULTILINE))
+    write(name, " ".join(command), proof=proof, rates=rates, curves=curves)
 
 
 def record_speed():
@@ -592,12 +593,11 @@ def loss_6():
 def loss_8():
     """The loss curves of lesson 8."""
     data, where = read("lesson8")
-    names = {
-        "unscaled": ("4 ranks, rate 0.005", RANKS[1]),
-        "linear": ("4 ranks, rate 0.02", RANKS[2]),
-        "alone": ("1 process, rate 0.005", RANKS[0]),
+    names = {"unscaled": "4 ranks", "linear": "4 ranks", "alone": "1 process"}
+    chosen = {
+        f"{ranks}, rate {data['rates'][name]}": (data["curves"][name], color)
+        for (name, ranks), color in zip(names.items(), (RANKS[1], RANKS[2], RANKS[0]))
     }
-    chosen = {label: (data["curves"][name], color) for name, (label, color) in names.items()}
     return curves(chosen, f"Lesson 8, {where}")
 
 
