@@ -3,20 +3,53 @@
 Builds on: nothing
 New here:  rank, world size, all_reduce
 Run:       python day1/0_torch_dist.py [processes]
-Look for:  => every rank holds the sum 0+1+2+3 = 6
+Look for:  => every rank holds the sum 0+1+2+3 = ...
 Try next:  replace SUM by MAX or PRODUCT; run it with 1, 2 and 8 processes.
 """
 
 import argparse
 import os
 import signal
+import socket
 import sys
 import threading
+import time
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+
+
+def main():
+    """Run on every rank: the same code, told apart only by the rank."""
+    rank = dist.get_rank()
+    world_size = dist.get_world_size()
+    value = torch.tensor(float(rank))
+    before = value.item()
+    # Every rank gives its value, and every rank gets the sum of all. It works in place.
+    dist.all_reduce(value, op=dist.ReduceOp.SUM)
+
+    # Lines printed by several processes come in any order: rank 0 collects and prints.
+    rows = gather((before, value.item(), os.getpid()))
+    if rank == 0:
+        for r, (before, after, pid) in enumerate(rows):
+            who = f"rank {r} of {world_size} (process {pid})"
+            print(f"{who}: {before:g} before, {after:g} after")
+        sums = [after for _, after, _ in rows]
+        print(f"=> {check_sums(sums)}")
+
+
+# ---- The same in every lesson that has it; explained on the page of the first one
+
+
+def check_sums(sums):
+    """Return the verdict on the sums that the ranks hold, given in rank order."""
+    expected = sum(range(len(sums)))
+    terms = "+".join(str(rank) for rank in range(len(sums)))
+    correct = all(value == expected for value in sums)
+    verdict = "every rank holds" if correct else "WRONG: not every rank holds"
+    return f"{verdict} the sum {terms} = {expected}"
 
 
 def gather(value):
@@ -26,62 +59,68 @@ def gather(value):
     return values
 
 
-def main():
-    """Run on every rank: the same code, told apart only by the rank."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    value = torch.tensor(float(rank))
-    before = value.item()
-    # Every rank gives its value, every rank gets the sum of all. It works in place.
-    dist.all_reduce(value, op=dist.ReduceOp.SUM)
-
-    # Lines printed by several processes come in any order, so rank 0 collects and prints them.
-    rows = gather((before, value.item(), os.getpid()))
-    if rank == 0:
-        for r, (before, after, pid) in enumerate(rows):
-            print(f"rank {r} of {world_size} (process {pid}): {before:g} before, {after:g} after")
-        terms, expected = "+".join(map(str, range(world_size))), sum(range(world_size))
-        correct = all(after == expected for _, after, _ in rows)
-        verdict = "every rank holds" if correct else "WRONG: not every rank holds"
-        print(f"=> {verdict} the sum {terms} = {expected}")
-
-
-def start(local_rank, *arguments):
-    """Be one rank: join the process group, run main, leave the group."""
-    if launcher := mp.parent_process():  # end with it, however it ends
-        threading.Thread(target=lambda: launcher.join() or os._exit(1), daemon=True).start()
-    os.environ.setdefault("RANK", str(local_rank))
-    wait = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))  # at most, in a collective
-    dist.init_process_group("gloo", timeout=wait)
+def start(*arguments):
+    """Run as one rank: join the process group, call main, leave the group."""
+    timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
+    dist.init_process_group("gloo", timeout=timeout)
     main(*arguments)
-    dist.barrier()  # leave together; a rank that fails never gets here and ends the job
+    dist.barrier()  # leave together; if a rank fails before, the job ends there
+    # gloo's threads may still be freeing tensors, and need Python for that. Without a
+    # pause, torch before 2.8 can hang in the next line (pytorch#154976), and Python can
+    # abort while it ends.
+    time.sleep(0.2)
     dist.destroy_process_group()
 
 
+def end_with_launcher():
+    """End this rank as soon as the launcher has ended, even if by kill -9."""
+    mp.parent_process().join()
+    os._exit(1)
+
+
+def start_rank(rank, *arguments):
+    """Run as this rank, a number that start_processes gives: set variables, start."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+    threading.Thread(target=end_with_launcher, daemon=True).start()
+    start(*arguments)
+
+
 def launch(processes, *arguments):
-    """Start the ranks on this machine, with the variables that torchrun or Slurm would set."""
-    if "RANK" in os.environ:  # torchrun or Slurm has started this process as one of the ranks
-        return start(int(os.environ["LOCAL_RANK"]), *arguments)
-    # The ranks find each other through a small server here. Port 0: the system picks a free one.
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.environ.update(MASTER_ADDR=store.host, MASTER_PORT=str(store.port))
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # rank 0 starts no server of its own
-    os.environ.update(WORLD_SIZE=str(processes), LOCAL_WORLD_SIZE=str(processes))
-    # Share the cores out: ranks that each want all of them slow each other down.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // processes)))
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends every rank, with no traceback
-    if sys.platform == "linux":  # import torch once, not once per rank; not safe on a Mac
-        mp.set_forkserver_preload(["torch"])
-    mp.start_processes(start, args=arguments, nprocs=processes, start_method="forkserver")
+    """Start the ranks on this machine, with the variables that torchrun would set."""
+    if "RANK" in os.environ:  # torchrun has started this process, as one of the ranks
+        start(*arguments)
+        return
+    # Reserve a free port. Rank 0 will listen there, and the others connect to it.
+    with socket.socket() as keeper:
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keeper.bind(("127.0.0.1", 0))  # 0: the system chooses one
+        address, port = keeper.getsockname()
+        os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
+        os.environ.update(WORLD_SIZE=str(processes), LOCAL_WORLD_SIZE=str(processes))
+        # Divide the cores: ranks that each want all of them slow each other down.
+        threads = max(1, torch.get_num_threads() // processes)
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+        # Ctrl-C ends every rank, with no traceback, unless the shell has it ignored.
+        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if sys.platform == "linux":  # import once, not once per rank; not safe on a Mac
+            mp.set_forkserver_preload(["torch"])
+        mp.start_processes(start_rank, arguments, processes, start_method="forkserver")
+
+
+def positive_int(text):
+    """Return an argument as a whole number greater than 0."""
+    if not text.isdecimal() or int(text) == 0:
+        problem = f"must be a whole number greater than 0, not {text}"
+        raise argparse.ArgumentTypeError(problem)
+    return int(text)
 
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("processes", nargs="?", type=int, default=4, help="how many (4)")
-    args = parser.parse_args()
-    for name, value in vars(args).items():
-        if isinstance(value, int) and value <= 0:
-            parser.error(f"{name.replace('_', '-')} must be greater than 0, not {value}")
-    return args
+    add = parser.add_argument
+    add("processes", nargs="?", type=positive_int, default=4, help="how many (4)")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -3,13 +3,14 @@
 Builds on: 0_torch_dist.py
 New here:  device, backend (NCCL, gloo), bus bandwidth
 Run:       python day1/1_torch_dist_gpu.py [processes]
-Look for:  => every rank holds the sum 0+1+2+3 = 6
-Try next:  run it with 2 and with 8 processes; compare the time of 4 kB with that of 1 MB.
+Look for:  => every rank holds the sum 0+1+2+3 = ...
+Try next:  run it with 2 and with 8 processes; compare the times of 4 kB and 1 MB.
 """
 
 import argparse
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -22,16 +23,62 @@ import torch.multiprocessing as mp
 SIZES = {"4 kB": 1_000, "1 MB": 250_000, "64 MB": 16_000_000}  # numbers of 4 bytes each
 
 
-def choose_device(local_rank, local_world_size):
-    """Return this rank's device and the backend that connects such devices."""
-    accelerator = torch.accelerator.is_available() and torch.accelerator.current_accelerator()
-    if not accelerator or accelerator.type == "mps":  # Apple's has no collectives
-        return torch.device("cpu"), "gloo"
-    count = torch.accelerator.device_count()
-    device = torch.device(accelerator.type, local_rank % count)
-    torch.accelerator.set_device_index(device.index)
-    shared = local_world_size > count  # then through gloo: NCCL refuses two ranks on one GPU
-    return device, "gloo" if shared else dist.get_default_backend_for_device(device)
+def time_all_reduce(numbers, device, repeats=10):
+    """Return the seconds that one all_reduce of this many float32 numbers takes."""
+    tensor = torch.ones(numbers, device=device)
+    # The first call sets up connections: not timed.
+    dist.all_reduce(tensor)
+    torch.get_device_module(device).synchronize()  # torch.cpu's does nothing
+    dist.barrier()
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        dist.all_reduce(tensor)
+    # A GPU works later than the CPU asks it to. Wait for it, then read the clock.
+    torch.get_device_module(device).synchronize()
+    return (time.perf_counter() - begin) / repeats
+
+
+def main(device):
+    """Run on every rank: the same code, told apart only by the rank."""
+    rank = dist.get_rank()
+    world_size = dist.get_world_size()
+    value = torch.tensor(float(rank), device=device)
+    before = value.item()
+    # Every rank gives its value, and every rank gets the sum of all. It works in place.
+    dist.all_reduce(value, op=dist.ReduceOp.SUM)
+
+    # Lines printed by several processes come in any order: rank 0 collects and prints.
+    rows = gather((before, value.item(), str(device)))
+    if rank == 0:
+        for r, (before, after, name) in enumerate(rows):
+            who = f"rank {r} of {world_size} on {name}"
+            print(f"{who}: {before:g} before, {after:g} after")
+
+    for size, numbers in SIZES.items():
+        seconds = max(gather(time_all_reduce(numbers, device)))
+        # Algorithm bandwidth: size / time. Bus bandwidth: what a rank's link carries.
+        # In a ring of n ranks nearly every number passes every link twice, exactly
+        # 2 (n - 1) / n times. Source: NVIDIA's nccl-tests, doc/PERFORMANCE.md.
+        algorithm = numbers * 4 / seconds / 1e6
+        bus = algorithm * 2 * (world_size - 1) / world_size
+        if rank == 0:
+            speeds = f"{algorithm:9,.1f} MB/s, bus {bus:9,.1f} MB/s"
+            print(f"{size:>5}: {seconds * 1e3:8.3f} ms, {speeds}")
+    if rank == 0:
+        sums = [after for _, after, _ in rows]
+        print(f"=> {check_sums(sums)}")
+
+
+# ---- The same in every lesson that has it; explained on the page of the first one
+
+
+def check_sums(sums):
+    """Return the verdict on the sums that the ranks hold, given in rank order."""
+    expected = sum(range(len(sums)))
+    terms = "+".join(str(rank) for rank in range(len(sums)))
+    correct = all(value == expected for value in sums)
+    verdict = "every rank holds" if correct else "WRONG: not every rank holds"
+    return f"{verdict} the sum {terms} = {expected}"
 
 
 def gather(value):
@@ -41,92 +88,101 @@ def gather(value):
     return values
 
 
-def time_all_reduce(numbers, device, repeats=10):
-    """Return the seconds that one all_reduce of this many float32 numbers takes."""
-    tensor = torch.ones(numbers, device=device)
-    dist.all_reduce(tensor)  # the first call sets up connections: not timed
-    torch.get_device_module(device).synchronize()  # torch.cpu's does nothing
-    dist.barrier()
-    begin = time.perf_counter()
-    for _ in range(repeats):
-        dist.all_reduce(tensor)
-    # A GPU only notes what to do and works on: without this the clock is read too early.
-    torch.get_device_module(device).synchronize()
-    return (time.perf_counter() - begin) / repeats
+def choose_device(local_rank, local_world_size):
+    """Return this rank's device and the backend that connects such devices."""
+    count = torch.accelerator.device_count()
+    kind = torch.accelerator.current_accelerator().type if count else "cpu"
+    if kind in ("cpu", "mps"):  # there are no collectives for Apple's GPU
+        return torch.device("cpu"), "gloo"
+    device = torch.device(kind, local_rank % count)
+    # Where Slurm shows each task only its own GPU, count is 1. If srun has started each
+    # rank as a task, take the number of GPUs of the node.
+    if os.environ.get("SLURM_STEP_NUM_TASKS") == os.environ.get("WORLD_SIZE", "1"):
+        count = max(count, int(os.environ.get("SLURM_GPUS_ON_NODE", 0)))
+    shared = local_world_size > count
+    if kind == "xpu" and (shared or not dist.is_xccl_available()):
+        return torch.device("cpu"), "gloo"  # gloo cannot carry tensors of Intel's GPUs
+    torch.accelerator.set_device_index(device.index)
+    # We compare runs: a run must give the same numbers again, with little rounding
+    # (TF32 keeps 11 of float32's 24 bits). A real job may leave out these four lines.
+    torch.backends.cudnn.deterministic = True  # NVIDIA and AMD
+    torch.backends.mkldnn.deterministic = True  # Intel
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False  # True in NVIDIA's containers
+    # NCCL refuses two ranks on one GPU, so gloo connects ranks that share one.
+    backend = "gloo" if shared else dist.get_default_backend_for_device(device)
+    return device, backend
 
 
-def main(device):
-    """Run on every rank: the same code, told apart only by the rank."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    value = torch.tensor(float(rank), device=device)
-    before = value.item()
-    # Every rank gives its value, every rank gets the sum of all. It works in place.
-    dist.all_reduce(value, op=dist.ReduceOp.SUM)
-
-    # Lines printed by several processes come in any order, so rank 0 collects and prints them.
-    rows = gather((before, value.item(), str(device)))
-    if rank == 0:
-        for r, (before, after, name) in enumerate(rows):
-            print(f"rank {r} of {world_size} on {name}: {before:g} before, {after:g} after")
-        terms, expected = "+".join(map(str, range(world_size))), sum(range(world_size))
-        correct = all(after == expected for _, after, _ in rows)
-
-    # Algorithm bandwidth: size / time. Bus bandwidth: what each rank's link carries, 2 (n - 1) / n
-    # times as much, because in a ring nearly every number passes every link twice. Source:
-    # NVIDIA's nccl-tests, doc/PERFORMANCE.md.
-    for size, numbers in SIZES.items():
-        seconds = max(gather(time_all_reduce(numbers, device)))
-        algorithm = numbers * 4 / seconds / 1e6
-        bus = algorithm * 2 * (world_size - 1) / world_size
-        if rank == 0:
-            print(
-                f"{size:>5}: {seconds * 1e3:8.3f} ms, {algorithm:9,.1f} MB/s, bus {bus:9,.1f} MB/s"
-            )
-    if rank == 0:
-        verdict = "every rank holds" if correct else "WRONG: not every rank holds"
-        print(f"=> {verdict} the sum {terms} = {expected}")
-
-
-def start(local_rank, *arguments):
-    """Be one rank: join the process group, run main, leave the group."""
-    if launcher := mp.parent_process():  # end with it, however it ends
-        threading.Thread(target=lambda: launcher.join() or os._exit(1), daemon=True).start()
-    os.environ.setdefault("RANK", str(local_rank))
-    device, backend = choose_device(local_rank, int(os.environ["LOCAL_WORLD_SIZE"]))
-    gloo, wait = backend == "gloo", timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
-    dist.init_process_group(backend, timeout=wait, device_id=None if gloo else device)
+def start(*arguments):
+    """Run as one rank: join the process group, call main, leave the group."""
+    local_rank = int(os.environ["LOCAL_RANK"])
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    device, backend = choose_device(local_rank, local_world_size)
+    timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
+    device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
+    dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     if dist.get_rank() == 0:
-        print(f"ranks: {dist.get_world_size()}, device: {device.type}, backend: {backend}")
+        setting = f"device: {device.type}, backend: {backend}"
+        print(f"ranks: {dist.get_world_size()}, {setting}")
     main(device, *arguments)
-    dist.barrier()  # leave together; a rank that fails never gets here and ends the job
+    dist.barrier()  # leave together; if a rank fails before, the job ends there
+    # gloo's threads may still be freeing tensors, and need Python for that. Without a
+    # pause, torch before 2.8 can hang in the next line (pytorch#154976), and Python can
+    # abort while it ends.
+    time.sleep(0.2)
     dist.destroy_process_group()
 
 
+def end_with_launcher():
+    """End this rank as soon as the launcher has ended, even if by kill -9."""
+    mp.parent_process().join()
+    os._exit(1)
+
+
+def start_rank(rank, *arguments):
+    """Run as this rank, a number that start_processes gives: set variables, start."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+    threading.Thread(target=end_with_launcher, daemon=True).start()
+    start(*arguments)
+
+
 def launch(processes, *arguments):
-    """Start the ranks on this machine, with the variables that torchrun or Slurm would set."""
-    if "RANK" in os.environ:  # torchrun or Slurm has started this process as one of the ranks
-        return start(int(os.environ["LOCAL_RANK"]), *arguments)
-    # The ranks find each other through a small server here. Port 0: the system picks a free one.
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.environ.update(MASTER_ADDR=store.host, MASTER_PORT=str(store.port))
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # rank 0 starts no server of its own
-    os.environ.update(WORLD_SIZE=str(processes), LOCAL_WORLD_SIZE=str(processes))
-    # Share the cores out: ranks that each want all of them slow each other down.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // processes)))
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends every rank, with no traceback
-    if sys.platform == "linux":  # import torch once, not once per rank; not safe on a Mac
-        mp.set_forkserver_preload(["torch"])
-    mp.start_processes(start, args=arguments, nprocs=processes, start_method="forkserver")
+    """Start the ranks on this machine, with the variables that torchrun would set."""
+    if "RANK" in os.environ:  # torchrun has started this process, as one of the ranks
+        start(*arguments)
+        return
+    # Reserve a free port. Rank 0 will listen there, and the others connect to it.
+    with socket.socket() as keeper:
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keeper.bind(("127.0.0.1", 0))  # 0: the system chooses one
+        address, port = keeper.getsockname()
+        os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
+        os.environ.update(WORLD_SIZE=str(processes), LOCAL_WORLD_SIZE=str(processes))
+        # Divide the cores: ranks that each want all of them slow each other down.
+        threads = max(1, torch.get_num_threads() // processes)
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+        # Ctrl-C ends every rank, with no traceback, unless the shell has it ignored.
+        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if sys.platform == "linux":  # import once, not once per rank; not safe on a Mac
+            mp.set_forkserver_preload(["torch"])
+        mp.start_processes(start_rank, arguments, processes, start_method="forkserver")
+
+
+def positive_int(text):
+    """Return an argument as a whole number greater than 0."""
+    if not text.isdecimal() or int(text) == 0:
+        problem = f"must be a whole number greater than 0, not {text}"
+        raise argparse.ArgumentTypeError(problem)
+    return int(text)
 
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("processes", nargs="?", type=int, default=4, help="how many (4)")
-    args = parser.parse_args()
-    for name, value in vars(args).items():
-        if isinstance(value, int) and value <= 0:
-            parser.error(f"{name.replace('_', '-')} must be greater than 0, not {value}")
-    return args
+    add = parser.add_argument
+    add("processes", nargs="?", type=positive_int, default=4, help="how many (4)")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

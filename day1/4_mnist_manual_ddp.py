@@ -1,20 +1,21 @@
-"""Lesson 4: share the images out, average the gradients. This is data parallelism.
+"""Lesson 4: divide the images, average the gradients. This is data parallelism.
 
 Builds on: 3_mnist_distributed.py
 New here:  DistributedSampler, average_gradients
 Run:       python day1/4_mnist_manual_ddp.py [processes]
-Look for:  => parameters identical on all ranks, losses within 5e-07 of one process
-Try next:  do not divide by world_size; all_reduce each gradient by itself: how much slower?
+Look for:  => parameters ... on all ranks, losses within ... of one process
+Try next:  do not divide by the world size; or all_reduce each gradient by itself.
 """
 
 import argparse
 import os
 import signal
+import socket
 import sys
-import tempfile
 import threading
 import time
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -22,47 +23,180 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from tqdm import tqdm
 
 
-def choose_device(local_rank, local_world_size):
-    """Return this rank's device and the backend that connects such devices."""
-    accelerator = torch.accelerator.is_available() and torch.accelerator.current_accelerator()
-    if not accelerator or accelerator.type == "mps":  # Apple's has no collectives
-        return torch.device("cpu"), "gloo"
-    count = torch.accelerator.device_count()
-    device = torch.device(accelerator.type, local_rank % count)
-    torch.accelerator.set_device_index(device.index)
-    shared = local_world_size > count  # then through gloo: NCCL refuses two ranks on one GPU
-    return device, "gloo" if shared else dist.get_default_backend_for_device(device)
+def average_gradients(model):
+    """Replace each gradient by its mean over the ranks. Every rank must call this."""
+    gradients = [parameter.grad for parameter in model.parameters()]
+    # All in one long vector: every message costs time, even a short one.
+    flat = nn.utils.parameters_to_vector(gradients)
+    dist.all_reduce(flat, op=dist.ReduceOp.SUM)
+    flat /= dist.get_world_size()  # the mean, not the sum
+    nn.utils.vector_to_parameters(flat, gradients)  # in place: it fills each .grad
+
+
+def train_one_epoch(model, loader, optimizer, device):
+    """Train on each batch once. Return the loss of every step, float32 [steps]."""
+    losses = []
+    for images, labels in loader:
+        images, labels = images.to(device), labels.to(device)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+        average_gradients(model)
+        optimizer.step()
+        losses.append(loss.detach())  # no .item() here: the CPU would wait for the GPU
+    return torch.stack(losses)
+
+
+def train(train_set, device, args):
+    """Train a new model on all ranks. Return it and the losses of all steps."""
+    world_size = dist.get_world_size()
+    global_batch_size = args.batch_size * world_size
+    torch.manual_seed(args.seed)  # the same first weights on every rank
+    model = Net().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
+    # All ranks make the same shuffled list. Rank r takes entries r, r + world_size, ...
+    sampler = DistributedSampler(train_set, seed=args.seed)
+    loader = DataLoader(train_set, batch_size=args.batch_size, sampler=sampler)
+    report_visits(sampler, len(train_set))
+    losses = []
+    for epoch in range(args.epochs):
+        sampler.set_epoch(epoch)  # without this every epoch has the same order
+        begin = time.perf_counter()
+        batches = progress(loader, args.max_steps)
+        epoch_losses = train_one_epoch(model, batches, optimizer, device)
+        losses.append(mean_over_ranks(epoch_losses, world_size))
+        images_seen = min(len(epoch_losses) * global_batch_size, len(train_set))
+        report_epoch(epoch, losses[-1], images_seen, begin)
+    return model, torch.cat(losses)
+
+
+def main(device, args):
+    """Run on every rank, as start (below) calls it: train, evaluate, report."""
+    train_set, test_set = load_mnist(args.data_dir)
+    model, losses = train(train_set, device, args)
+    # Every rank takes part in this, so it is not under the if.
+    same = "identical" if identical_on_all_ranks(model) else "DIFFERENT"
+    if dist.get_rank() == 0:
+        write_scalars(losses, args.batch_size * dist.get_world_size())
+        print(f"test accuracy: {evaluate(model, test_set, device):.2%}")
+        gap = gap_to_one_process(losses, train_set, device, args)
+        parameters = f"parameters {same} on all ranks"
+        print(f"=> {parameters}, losses within {gap:.0e} of one process")
+
+
+# ---- The same in every lesson that has it; explained on the page of the first one
+
+
+def identical_on_all_ranks(model):
+    """Return whether all ranks hold the same parameters. Every rank must call this."""
+    mine = nn.utils.parameters_to_vector(model.parameters()).detach()
+    first = mine.clone()
+    dist.broadcast(first, src=0)
+    different = (mine != first).any().int()  # 1 if any number differs, else 0
+    dist.all_reduce(different)
+    return different.item() == 0
+
+
+def report_visits(sampler, images):
+    """Print how many images the ranks visit once in all. Every rank must call this."""
+    indices = torch.tensor(gather(list(sampler)))
+    visits = torch.bincount(indices.flatten(), minlength=images)
+    once = (visits == 1).sum().item()
+    if dist.get_rank() == 0:
+        print(f"visited exactly once per epoch: {once:,} of {images:,} images")
+
+
+def gap_to_one_process(losses, train_set, device, args):
+    """Train again on this process alone, with the global batch size. Rank 0 calls this.
+
+    Return the largest difference of the first losses, 20 if there are so many.
+    """
+    batch_size = args.batch_size * dist.get_world_size()
+    # Whole batches of the first epoch: in the last one the sampler may repeat images.
+    whole = min(len(losses) // args.epochs, len(train_set) // batch_size)
+    steps = max(1, min(20, whole))
+    print(f"now one process alone: {steps} batches of {batch_size} images")
+    torch.manual_seed(args.seed)
+    model = Net().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
+    # DistributedSampler shuffles so too. A step of all ranks together takes the next
+    # batch_size entries of this list.
+    generator = torch.Generator().manual_seed(args.seed)
+    batches = torch.randperm(len(train_set), generator=generator).split(batch_size)
+    differences = []
+    for loss, indices in zip(losses[:steps], batches[:steps], strict=True):
+        images, labels = train_set[indices]
+        optimizer.zero_grad()
+        expected = F.cross_entropy(model(images.to(device)), labels.to(device))
+        expected.backward()
+        optimizer.step()
+        differences.append((loss - expected).abs().item())
+    return torch.tensor(differences).max().item()  # NaN if one of them is
+
+
+def gather(value):
+    """Return the values of all ranks, in rank order. Every rank must call this."""
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def mean_over_ranks(losses, world_size):
+    """Return each step's mean loss over all ranks. Every rank must call this."""
+    if world_size > 1:
+        dist.all_reduce(losses)  # each rank knows only the losses of its own images
+    return losses / world_size
+
+
+def report_epoch(epoch, losses, images, begin):
+    """Print the mean loss of an epoch's steps, and images/s, on rank 0."""
+    loss = losses.mean().item()  # waits for the device: only now may we read the clock
+    speed = images / (time.perf_counter() - begin)
+    if os.environ.get("RANK", "0") == "0":
+        print(f"epoch {epoch}: loss {loss:.4f}, {speed:,.0f} images/s")
+
+
+@torch.inference_mode()
+def evaluate(model, test_set, device):
+    """Return the share of the test images that the model gets right, from 0 to 1."""
+    correct = 0
+    for images, labels in DataLoader(test_set, batch_size=1000):
+        images, labels = images.to(device), labels.to(device)
+        correct += (model(images).argmax(dim=1) == labels).sum().item()
+    return correct / len(test_set)
+
+
+def write_scalars(losses, batch_size):
+    """Write the loss of each step to runs/, over the images seen, for TensorBoard."""
+    from torch.utils.tensorboard import SummaryWriter  # here: only rank 0 needs it
+
+    with SummaryWriter(f"runs/{Path(__file__).stem}", purge_step=0) as writer:
+        for step, loss in enumerate(losses.tolist(), start=1):
+            writer.add_scalar("loss/train", loss, step * batch_size)
 
 
 def load_mnist(data_dir):
-    """Return images, uint8 [N, 28, 28], and labels, int64 [N]: of training, then of testing."""
-    from torchvision.datasets import MNIST, utils  # here, because the ranks need not wait for it
+    """Return training set and test set: images, uint8 [N, 28, 28], and labels, [N]."""
+    from torchvision.datasets import MNIST  # here, because importing it takes a second
 
-    # Unpacked for this process alone: whoever shares the files may read one half written.
-    with tempfile.TemporaryDirectory() as folder:
-        (raw := Path(folder, "MNIST", "raw")).mkdir(parents=True)
-        for name, md5 in MNIST.resources:
-            if not utils.check_integrity(archive := data_dir / "MNIST" / "raw" / name, md5):
-                sys.exit(f"{archive} is missing or damaged. Restore it: git checkout data/MNIST")
-            utils.extract_archive(archive, raw)
-        parts = MNIST(folder, train=True), MNIST(folder, train=False)
-    return [tensor for part in parts for tensor in (part.data, part.targets)]
+    train_set, test_set = MNIST(data_dir, train=True), MNIST(data_dir, train=False)
+    return [TensorDataset(part.data, part.targets) for part in (train_set, test_set)]
 
 
-def batches(images, labels, sampler, batch_size, max_steps):
-    """Yield images and labels batch by batch, in the sampler's order."""
-    order = torch.tensor(list(sampler), device=images.device)
-    hidden = os.environ.get("RANK", "0") != "0" or None  # None: shown on a terminal only
-    for indices in tqdm(order.split(batch_size)[:max_steps], disable=hidden, leave=False):
-        yield images.index_select(0, indices), labels.index_select(0, indices)
+def progress(loader, max_steps=None):
+    """Return the loader's first batches, with a bar if rank 0 writes to a terminal."""
+    steps = min(len(loader), max_steps or len(loader))
+    hidden = None if os.environ.get("RANK", "0") == "0" else True
+    # disable=None hides the bar where there is no terminal.
+    return tqdm(islice(loader, steps), total=steps, disable=hidden, leave=False)
 
 
 class Net(nn.Module):
-    """A small convolutional network: images, uint8 [N, 28, 28], to scores, float32 [N, 10]."""
+    """A small convolutional network: uint8 [N, 28, 28] to scores, float32 [N, 10]."""
 
     def __init__(self):
         super().__init__()
@@ -72,129 +206,138 @@ class Net(nn.Module):
         self.fc2 = nn.Linear(64, 10)
 
     def forward(self, images):
-        x = (images[:, None] / 255 - 0.1307) / 0.3081  # to mean 0 and standard deviation 1
+        x = images.unsqueeze(1) / 255  # float32 [N, 1, 28, 28], from 0 to 1
+        x = (x - 0.1307) / 0.3081  # mean 0 and standard deviation 1
         x = F.relu(self.conv1(x))
         x = F.relu(self.conv2(x)).flatten(1)
-        return self.fc2(F.relu(self.fc1(x)))
+        x = F.relu(self.fc1(x))
+        return self.fc2(x)
 
 
-def average_gradients(model, world_size):
-    """Replace each gradient by its mean over the ranks. They all must call this."""
-    gradients = [parameter.grad for parameter in model.parameters()]
-    # All of them in one message: every message costs time, however short it is.
-    flat = nn.utils.parameters_to_vector(gradients)
-    dist.all_reduce(flat, op=dist.ReduceOp.SUM)
-    nn.utils.vector_to_parameters(flat / world_size, gradients)  # the mean, not the sum
+def choose_device(local_rank, local_world_size):
+    """Return this rank's device and the backend that connects such devices."""
+    count = torch.accelerator.device_count()
+    kind = torch.accelerator.current_accelerator().type if count else "cpu"
+    if kind in ("cpu", "mps"):  # there are no collectives for Apple's GPU
+        return torch.device("cpu"), "gloo"
+    device = torch.device(kind, local_rank % count)
+    # Where Slurm shows each task only its own GPU, count is 1. If srun has started each
+    # rank as a task, take the number of GPUs of the node.
+    if os.environ.get("SLURM_STEP_NUM_TASKS") == os.environ.get("WORLD_SIZE", "1"):
+        count = max(count, int(os.environ.get("SLURM_GPUS_ON_NODE", 0)))
+    shared = local_world_size > count
+    if kind == "xpu" and (shared or not dist.is_xccl_available()):
+        return torch.device("cpu"), "gloo"  # gloo cannot carry tensors of Intel's GPUs
+    torch.accelerator.set_device_index(device.index)
+    # We compare runs: a run must give the same numbers again, with little rounding
+    # (TF32 keeps 11 of float32's 24 bits). A real job may leave out these four lines.
+    torch.backends.cudnn.deterministic = True  # NVIDIA and AMD
+    torch.backends.mkldnn.deterministic = True  # Intel
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False  # True in NVIDIA's containers
+    # NCCL refuses two ranks on one GPU, so gloo connects ranks that share one.
+    backend = "gloo" if shared else dist.get_default_backend_for_device(device)
+    return device, backend
 
 
-def train_one_epoch(model, optimizer, batches, world_size):
-    """Train on each batch once. Return [2, steps]: loss summed over the batch; batch size."""
-    history = []
-    for images, labels in batches:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(images), labels)
-        loss.backward()
-        if world_size > 1:
-            average_gradients(model, world_size)
-        optimizer.step()
-        # No .item() here: the CPU would wait for the GPU in every step.
-        history.append(torch.stack([loss.detach() * len(labels), loss.new_tensor(len(labels))]))
-    return torch.stack(history, dim=1)
-
-
-def train(images, labels, args, rank, world_size):
-    """Train a new model on world_size ranks. Return it, the history and the sampler."""
-    torch.manual_seed(args.seed)  # the same first weights on every rank
-    model = Net().to(images.device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
-    # The ranks shuffle alike, then each takes every world_size-th image.
-    sampler = DistributedSampler(images, world_size, rank, seed=args.seed)
-    histories = []
-    for epoch in range(args.epochs):
-        sampler.set_epoch(epoch)  # without this every epoch has the same order
-        begin = time.perf_counter()
-        steps = batches(images, labels, sampler, args.batch_size, args.max_steps)
-        histories.append(train_one_epoch(model, optimizer, steps, world_size))
-        if world_size > 1:
-            dist.all_reduce(histories[-1])  # losses and images of all ranks, step by step
-        # Reading the sums waits for the device. Only then is it fair to read the clock.
-        loss, count = histories[-1].sum(1).tolist()
-        speed = count / (time.perf_counter() - begin)
-        if rank == 0:
-            print(f"epoch {epoch}: loss {loss / count:.4f}, {speed:,.0f} images/s")
-    return model, torch.cat(histories, dim=1), sampler
-
-
-def main(device, data, args):
-    """Run on every rank: train, check, report."""
-    images, labels = data[0].to(device), data[1].to(device)
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    model, history, sampler = train(images, labels, args, rank, world_size)
-    visits = torch.bincount(torch.tensor(list(sampler)), minlength=len(images)).to(device)
-    dist.all_reduce(visits)
-    # The ranks agree where the largest value among them is the smallest too.
-    values = nn.utils.parameters_to_vector(model.parameters()).detach()
-    largest = torch.stack([values, -values])  # the largest of -values is minus the smallest
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    if rank == 0:
-        print(f"visited exactly once an epoch: {(visits == 1).sum():,} of {len(images):,} images")
-        steps, batch_size = min(20, args.max_steps or 20), args.batch_size * world_size
-        print(f"now one process alone, {steps} batches of {batch_size} images:")
-        alone = vars(args) | {"batch_size": batch_size, "max_steps": steps, "epochs": 1}
-        _, expected, _ = train(images, labels, argparse.Namespace(**alone), rank=0, world_size=1)
-        gap = (history[0, :steps] / history[1, :steps] - expected[0] / expected[1]).abs().max()
-        same = "identical" if torch.equal(largest[0], -largest[1]) else "DIFFERENT"
-        print(f"=> parameters {same} on all ranks, losses within {gap:.0e} of one process")
-
-
-def start(local_rank, *arguments):
-    """Be one rank: join the process group, run main, leave the group."""
-    if launcher := mp.parent_process():  # end with it, however it ends
-        threading.Thread(target=lambda: launcher.join() or os._exit(1), daemon=True).start()
-    os.environ.setdefault("RANK", str(local_rank))
-    device, backend = choose_device(local_rank, int(os.environ["LOCAL_WORLD_SIZE"]))
-    gloo, wait = backend == "gloo", timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
-    dist.init_process_group(backend, timeout=wait, device_id=None if gloo else device)
+def start(*arguments):
+    """Run as one rank: join the process group, call main, leave the group."""
+    local_rank = int(os.environ["LOCAL_RANK"])
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    device, backend = choose_device(local_rank, local_world_size)
+    timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
+    device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
+    dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     if dist.get_rank() == 0:
-        print(f"ranks: {dist.get_world_size()}, device: {device.type}, backend: {backend}")
+        setting = f"device: {device.type}, backend: {backend}"
+        print(f"ranks: {dist.get_world_size()}, {setting}")
     main(device, *arguments)
-    dist.barrier()  # leave together; a rank that fails never gets here and ends the job
+    dist.barrier()  # leave together; if a rank fails before, the job ends there
+    # gloo's threads may still be freeing tensors, and need Python for that. Without a
+    # pause, torch before 2.8 can hang in the next line (pytorch#154976), and Python can
+    # abort while it ends.
+    time.sleep(0.2)
     dist.destroy_process_group()
 
 
+def end_with_launcher():
+    """End this rank as soon as the launcher has ended, even if by kill -9."""
+    mp.parent_process().join()
+    os._exit(1)
+
+
+def start_rank(rank, *arguments):
+    """Run as this rank, a number that start_processes gives: set variables, start."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+    threading.Thread(target=end_with_launcher, daemon=True).start()
+    start(*arguments)
+
+
 def launch(processes, *arguments):
-    """Start the ranks on this machine, with the variables that torchrun or Slurm would set."""
-    if "RANK" in os.environ:  # torchrun or Slurm has started this process as one of the ranks
-        return start(int(os.environ["LOCAL_RANK"]), *arguments)
-    # The ranks find each other through a small server here. Port 0: the system picks a free one.
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.environ.update(MASTER_ADDR=store.host, MASTER_PORT=str(store.port))
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # rank 0 starts no server of its own
-    os.environ.update(WORLD_SIZE=str(processes), LOCAL_WORLD_SIZE=str(processes))
-    # Share the cores out: ranks that each want all of them slow each other down.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // processes)))
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends every rank, with no traceback
-    if sys.platform == "linux":  # import torch once, not once per rank; not safe on a Mac
-        mp.set_forkserver_preload(["torch", "torch._dynamo"])  # which every optimizer wants
-    mp.start_processes(start, args=arguments, nprocs=processes, start_method="forkserver")
+    """Start the ranks on this machine, with the variables that torchrun would set."""
+    if "RANK" in os.environ:  # torchrun has started this process, as one of the ranks
+        start(*arguments)
+        return
+    # Reserve a free port. Rank 0 will listen there, and the others connect to it.
+    with socket.socket() as keeper:
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keeper.bind(("127.0.0.1", 0))  # 0: the system chooses one
+        address, port = keeper.getsockname()
+        os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
+        os.environ.update(WORLD_SIZE=str(processes), LOCAL_WORLD_SIZE=str(processes))
+        # Divide the cores: ranks that each want all of them slow each other down.
+        threads = max(1, torch.get_num_threads() // processes)
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+        # Ctrl-C ends every rank, with no traceback, unless the shell has it ignored.
+        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if sys.platform == "linux":  # import once, not once per rank; not safe on a Mac
+            mp.set_forkserver_preload(["torch", "torch._dynamo", "torchvision"])
+        mp.start_processes(start_rank, arguments, processes, start_method="forkserver")
+
+
+def positive_int(text):
+    """Return an argument as a whole number greater than 0."""
+    if not text.isdecimal() or int(text) == 0:
+        problem = f"must be a whole number greater than 0, not {text}"
+        raise argparse.ArgumentTypeError(problem)
+    return int(text)
+
+
+def positive_float(text):
+    """Return an argument as a number greater than 0."""
+    number = float(text)
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"must be greater than 0, not {text}")
+    return number
+
+
+def mnist_folder(text):
+    """Return an argument as a path, if MNIST is there, in files of the right size."""
+    sizes = {"train-images-idx3": 47_040_016, "train-labels-idx1": 60_008}
+    sizes |= {"t10k-images-idx3": 7_840_016, "t10k-labels-idx1": 10_008}
+    for name, size in sizes.items():
+        file = Path(text, "MNIST", "raw", f"{name}-ubyte")
+        if not file.exists() or file.stat().st_size != size:
+            todo = "Restore it: git checkout data/MNIST"
+            raise argparse.ArgumentTypeError(f"{file} is missing or damaged. {todo}")
+    return Path(text)
 
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("processes", nargs="?", type=int, default=4, help="how many (4)")
-    parser.add_argument("--epochs", type=int, default=2, help="times through the data (2)")
-    parser.add_argument("--batch-size", type=int, default=64, help="images per process (64)")
-    parser.add_argument("--lr", type=float, default=0.015, help="learning rate (0.015)")
-    parser.add_argument("--seed", type=int, default=0, help="for weights and order (0)")
-    parser.add_argument("--max-steps", type=int, help="end an epoch after this many steps")
-    parser.add_argument("--data-dir", type=Path, default=Path(__file__).parents[1] / "data")
-    args = parser.parse_args()
-    for name, value in vars(args).items():
-        if isinstance(value, int | float) and not value > 0 and name != "seed":
-            parser.error(f"{name.replace('_', '-')} must be greater than 0, not {value}")
-    return args
+    add = parser.add_argument
+    add("processes", nargs="?", type=positive_int, default=4, help="how many (4)")
+    add("--epochs", type=positive_int, default=2, help="epochs (2)")
+    add("--batch-size", type=positive_int, default=64, help="per process (64)")
+    add("--lr", type=positive_float, default=0.015, help="learning rate (0.015)")
+    add("--seed", type=int, default=0, help="for weights and order (0)")
+    add("--max-steps", type=positive_int, help="end each epoch after so many steps")
+    data = Path(__file__).parents[1] / "data"
+    add("--data-dir", type=mnist_folder, default=str(data), help="where MNIST is")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
     args = parse_args()
-    launch(args.processes, load_mnist(args.data_dir), args)  # the ranks share the data's memory
+    launch(args.processes, args)

@@ -3,7 +3,7 @@
 Builds on: 5_mnist_manual_ddp_profile.py
 New here:  gradient bucket, overlap
 Run:       python day1/test-profile.py [processes]
-Look for:  => traces in ./log: 4; communication hidden by computing: 55%
+Look for:  => traces in ./log: 4; communication hidden by computing: ...
 Try next:  bucket_cap_mb=100: one bucket for all, and hardly anything is hidden.
 """
 
@@ -11,8 +11,10 @@ import argparse
 import json
 import os
 import signal
+import socket
 import sys
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -24,121 +26,215 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import profile, record_function, schedule, tensorboard_trace_handler
 
-
-def choose_device(local_rank, local_world_size):
-    """Return this rank's device and the backend that connects such devices."""
-    accelerator = torch.accelerator.is_available() and torch.accelerator.current_accelerator()
-    if not accelerator or accelerator.type == "mps":  # Apple's has no collectives
-        return torch.device("cpu"), "gloo"
-    count = torch.accelerator.device_count()
-    device = torch.device(accelerator.type, local_rank % count)
-    torch.accelerator.set_device_index(device.index)
-    shared = local_world_size > count  # then through gloo: NCCL refuses two ranks on one GPU
-    return device, "gloo" if shared else dist.get_default_backend_for_device(device)
+FOLDER = "./log"
+DATA = "random numbers"  # the part of a step that makes them, in a trace
 
 
 class Net(nn.Sequential):
-    """Four wide layers, so that the gradients are large: float32 [N, 512] to [N, 512]."""
+    """Four wide layers with large gradients: float32 [N, 512] to float32 [N, 512]."""
 
     def __init__(self):
         super().__init__(*(nn.Linear(512, 512) for _ in range(4)))
 
 
+def main(device):
+    """Run on every rank: train on random numbers, say where the time went."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # hides the profiler's own messages
+    older = set(Path(FOLDER).glob("*"))
+    model = Net().to(device)
+    # Buckets of 1 MB: the first one is sent while backward still computes the others.
+    ddp_model = DistributedDataParallel(model, bucket_cap_mb=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    # Five more, because the first steps allocate memory and connect the ranks.
+    plan = schedule(wait=0, warmup=5, active=10, repeat=1)
+    writer = tensorboard_trace_handler(FOLDER, worker_name=f"rank{dist.get_rank()}")
+    with profile(schedule=plan, on_trace_ready=writer, acc_events=True) as profiler:
+        for _ in range(15):
+            with record_function(DATA):
+                inputs, targets = torch.randn(2, 1024, 512, device=device)
+            optimizer.zero_grad()
+            loss = F.mse_loss(ddp_model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            profiler.step()  # one step ends here
+    report_shares(FOLDER, older)
+
+
+# ---- The same in every lesson that has it; explained on the page of the first one
+
+
 def time_shares(trace):
-    """Return the shares of the time, from 0 to 1, that a trace file shows for each kind of work."""
+    """Return the share of time, from 0 to 1, of each kind of work in a trace file."""
     try:
-        events = [e for e in json.loads(trace.read_text())["traceEvents"] if e.get("ph") == "X"]
+        events = json.loads(trace.read_text())["traceEvents"]
     except json.JSONDecodeError:
         raise RuntimeError(f"{trace} is not whole. Is the disk full?") from None
-    steps = [e for e in events if e["name"].startswith("ProfilerStep")]
-    begin, end = min(e["ts"] for e in steps), max(e["ts"] + e["dur"] for e in steps)
-    work = "kernel" if any(e["cat"] == "kernel" for e in events) else "cpu_op"  # GPU or CPU
+    events = [event for event in events if event.get("ph") == "X"]
+    steps = [event for event in events if event["name"].startswith("ProfilerStep")]
+    begin = min(event["ts"] for event in steps)
+    end = max(event["ts"] + event["dur"] for event in steps)
+    # On a GPU we count when the GPU works, not when the CPU asks it to.
+    categories = {event["cat"] for event in events}
+    work = "kernel" if "kernel" in categories else "cpu_op"
+    marks = {event["cat"] for event in events if event["name"].startswith(DATA)}
+    on_gpu = "gpu_user_annotation" in marks
+    mark = "gpu_user_annotation" if on_gpu else "user_annotation"
+    copies = [event for event in events if event["cat"] == "gpu_memcpy"]
+    copied = sorted(event["ts"] + event["dur"] for event in copies)
     # One flag per microsecond and kind: two kinds overlap where both flags are set.
-    data, compute, communication = torch.zeros(3, int(end - begin) + 1, dtype=torch.bool)
-    for e in events:
-        busy = slice(max(0, int(e["ts"] - begin)), max(0, int(e["ts"] + e["dur"] - begin)))
-        data[busy] |= e["name"] == "data"
-        communication[busy] |= e["name"].startswith(("gloo:", "ncclDevKernel"))
-        compute[busy] |= e["cat"] == work and not e["name"].startswith(("c10d:", "gloo:", "nccl"))
-    shares = {"data": data, "compute": compute & ~data, "communication": communication}
-    shares |= {"overlap": communication & compute, "idle": ~(data | compute | communication)}
-    return {kind: flags.float().mean().item() for kind, flags in shares.items()}
+    flags = torch.zeros(3, int(end - begin) + 1, dtype=torch.bool)
+    data, compute, communication = flags
+    for event in events:
+        name, category = event["name"], event["cat"]
+        first, last = event["ts"], event["ts"] + event["dur"]
+        sends = category == "kernel" and "ccl" in name.lower()  # NCCL, RCCL, oneCCL
+        if category == "user_annotation" and name.startswith("gloo:"):
+            # gloo sends from the CPU: a GPU's tensor only after it was copied there.
+            first = next((done for done in copied if first < done < last), first)
+            sends = True
+        busy = slice(max(0, int(first - begin)), max(0, int(last - begin)))
+        data[busy] |= category == mark and name.startswith(DATA)
+        communication[busy] |= sends
+        asks = name.startswith("c10d:")  # for communication
+        compute[busy] |= category == work and not sends and not asks
+    if work == "kernel" and not on_gpu:
+        data &= ~compute  # while the GPU computes, loading on the CPU costs nothing
+    else:
+        compute &= ~data
+    shares = {
+        "data": data,
+        "compute": compute,
+        "communication": communication,
+        "overlap": communication & compute,
+        "idle": ~(data | compute | communication),
+    }
+    return {kind: part.float().mean().item() for kind, part in shares.items()}
 
 
-def report(folder):
-    """Print where the time of every rank went, and how else to look at the traces."""
-    table = [None] * dist.get_world_size()
-    newest = max(Path(folder).glob(f"rank{dist.get_rank()}.*"))
-    dist.all_gather_object(table, time_shares(newest))
+def report_shares(folder, older):
+    """Print where the time of every rank went, and how else to look at the traces.
+
+    older: what was in the folder before. Traces of an earlier run do not count.
+    """
+    traces = set(Path(folder).glob(f"rank{dist.get_rank()}.*")) - older
+    if not traces:
+        raise RuntimeError(f"No trace was written to {folder}. Is the disk full?")
+    table = gather(time_shares(traces.pop()))
     if dist.get_rank() == 0:
         print("rank", *(f"{kind:>14}" for kind in table[0]))
         for rank, shares in enumerate(table):
             print(f"{rank:4}", *(f"{share:14.1%}" for share in shares.values()))
-        hidden, total = (sum(row[kind] for row in table) for kind in ("overlap", "communication"))
-        share = f"{hidden / max(total, 1e-9):.0%}"
-        print(f"See: python scripts/view_traces.py {folder} or tensorboard --logdir={folder}")
-        print(f"=> traces in {folder}: {len(table)}; communication hidden by computing: {share}")
+        hidden = sum(shares["overlap"] for shares in table)
+        total = sum(shares["communication"] for shares in table)
+        share = f"{hidden / total:.0%}" if total else "there is none"
+        viewer = f"python scripts/view_traces.py {folder}"
+        print(f"See: {viewer} or tensorboard --logdir={folder}")
+        hidden_share = f"communication hidden by computing: {share}"
+        print(f"=> traces in {folder}: {len(table)}; {hidden_share}")
 
 
-def main(device):
-    """Run on every rank: train on random numbers, record it, say where the time went."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # hides what the profiler says of itself
-    # Buckets of 1 MB: the first one is sent while backward still computes the others.
-    model = DistributedDataParallel(Net().to(device), bucket_cap_mb=1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    plan = schedule(wait=0, warmup=5, active=10, repeat=1)
-    writer = tensorboard_trace_handler("./log", worker_name=f"rank{dist.get_rank()}")
-    with profile(schedule=plan, on_trace_ready=writer, acc_events=True) as profiler:
-        for _ in range(15):
-            with record_function("data"):
-                inputs, targets = torch.randn(2, 1024, 512, device=device)
-            optimizer.zero_grad()
-            F.mse_loss(model(inputs), targets).backward()
-            optimizer.step()
-            profiler.step()  # one step ends here
-    report("./log")
+def gather(value):
+    """Return the values of all ranks, in rank order. Every rank must call this."""
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
-def start(local_rank, *arguments):
-    """Be one rank: join the process group, run main, leave the group."""
-    if launcher := mp.parent_process():  # end with it, however it ends
-        threading.Thread(target=lambda: launcher.join() or os._exit(1), daemon=True).start()
-    os.environ.setdefault("RANK", str(local_rank))
-    device, backend = choose_device(local_rank, int(os.environ["LOCAL_WORLD_SIZE"]))
-    gloo, wait = backend == "gloo", timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
-    dist.init_process_group(backend, timeout=wait, device_id=None if gloo else device)
+def choose_device(local_rank, local_world_size):
+    """Return this rank's device and the backend that connects such devices."""
+    count = torch.accelerator.device_count()
+    kind = torch.accelerator.current_accelerator().type if count else "cpu"
+    if kind in ("cpu", "mps"):  # there are no collectives for Apple's GPU
+        return torch.device("cpu"), "gloo"
+    device = torch.device(kind, local_rank % count)
+    # Where Slurm shows each task only its own GPU, count is 1. If srun has started each
+    # rank as a task, take the number of GPUs of the node.
+    if os.environ.get("SLURM_STEP_NUM_TASKS") == os.environ.get("WORLD_SIZE", "1"):
+        count = max(count, int(os.environ.get("SLURM_GPUS_ON_NODE", 0)))
+    shared = local_world_size > count
+    if kind == "xpu" and (shared or not dist.is_xccl_available()):
+        return torch.device("cpu"), "gloo"  # gloo cannot carry tensors of Intel's GPUs
+    torch.accelerator.set_device_index(device.index)
+    # We compare runs: a run must give the same numbers again, with little rounding
+    # (TF32 keeps 11 of float32's 24 bits). A real job may leave out these four lines.
+    torch.backends.cudnn.deterministic = True  # NVIDIA and AMD
+    torch.backends.mkldnn.deterministic = True  # Intel
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False  # True in NVIDIA's containers
+    # NCCL refuses two ranks on one GPU, so gloo connects ranks that share one.
+    backend = "gloo" if shared else dist.get_default_backend_for_device(device)
+    return device, backend
+
+
+def start(*arguments):
+    """Run as one rank: join the process group, call main, leave the group."""
+    local_rank = int(os.environ["LOCAL_RANK"])
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    device, backend = choose_device(local_rank, local_world_size)
+    timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
+    device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
+    dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     if dist.get_rank() == 0:
-        print(f"ranks: {dist.get_world_size()}, device: {device.type}, backend: {backend}")
+        setting = f"device: {device.type}, backend: {backend}"
+        print(f"ranks: {dist.get_world_size()}, {setting}")
     main(device, *arguments)
-    dist.barrier()  # leave together; a rank that fails never gets here and ends the job
+    dist.barrier()  # leave together; if a rank fails before, the job ends there
+    # gloo's threads may still be freeing tensors, and need Python for that. Without a
+    # pause, torch before 2.8 can hang in the next line (pytorch#154976), and Python can
+    # abort while it ends.
+    time.sleep(0.2)
     dist.destroy_process_group()
 
 
+def end_with_launcher():
+    """End this rank as soon as the launcher has ended, even if by kill -9."""
+    mp.parent_process().join()
+    os._exit(1)
+
+
+def start_rank(rank, *arguments):
+    """Run as this rank, a number that start_processes gives: set variables, start."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+    threading.Thread(target=end_with_launcher, daemon=True).start()
+    start(*arguments)
+
+
 def launch(processes, *arguments):
-    """Start the ranks on this machine, with the variables that torchrun or Slurm would set."""
-    if "RANK" in os.environ:  # torchrun or Slurm has started this process as one of the ranks
-        return start(int(os.environ["LOCAL_RANK"]), *arguments)
-    # The ranks find each other through a small server here. Port 0: the system picks a free one.
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.environ.update(MASTER_ADDR=store.host, MASTER_PORT=str(store.port))
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # rank 0 starts no server of its own
-    os.environ.update(WORLD_SIZE=str(processes), LOCAL_WORLD_SIZE=str(processes))
-    # Share the cores out: ranks that each want all of them slow each other down.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // processes)))
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends every rank, with no traceback
-    if sys.platform == "linux":  # import torch once, not once per rank; not safe on a Mac
-        mp.set_forkserver_preload(["torch", "torch._dynamo"])  # which every optimizer wants
-    mp.start_processes(start, args=arguments, nprocs=processes, start_method="forkserver")
+    """Start the ranks on this machine, with the variables that torchrun would set."""
+    if "RANK" in os.environ:  # torchrun has started this process, as one of the ranks
+        start(*arguments)
+        return
+    # Reserve a free port. Rank 0 will listen there, and the others connect to it.
+    with socket.socket() as keeper:
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keeper.bind(("127.0.0.1", 0))  # 0: the system chooses one
+        address, port = keeper.getsockname()
+        os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
+        os.environ.update(WORLD_SIZE=str(processes), LOCAL_WORLD_SIZE=str(processes))
+        # Divide the cores: ranks that each want all of them slow each other down.
+        threads = max(1, torch.get_num_threads() // processes)
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+        # Ctrl-C ends every rank, with no traceback, unless the shell has it ignored.
+        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if sys.platform == "linux":  # import once, not once per rank; not safe on a Mac
+            mp.set_forkserver_preload(["torch", "torch._dynamo", "torchvision"])
+        mp.start_processes(start_rank, arguments, processes, start_method="forkserver")
+
+
+def positive_int(text):
+    """Return an argument as a whole number greater than 0."""
+    if not text.isdecimal() or int(text) == 0:
+        problem = f"must be a whole number greater than 0, not {text}"
+        raise argparse.ArgumentTypeError(problem)
+    return int(text)
 
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("processes", nargs="?", type=int, default=4, help="how many (4)")
-    args = parser.parse_args()
-    for name, value in vars(args).items():
-        if isinstance(value, int) and value <= 0:
-            parser.error(f"{name.replace('_', '-')} must be greater than 0, not {value}")
-    return args
+    add = parser.add_argument
+    add("processes", nargs="?", type=positive_int, default=4, help="how many (4)")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

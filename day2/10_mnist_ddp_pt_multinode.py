@@ -3,15 +3,16 @@
 Builds on: 8_mnist_ddp_pt_lr.py
 New here:  the launcher's variables instead of launch
 Run:       scripts/multinode_setup_and_run.sh day2/10_mnist_ddp_pt_multinode.py
-Look for:  => gap to the loss curve of one process: 152% unscaled, 23% linear
+Look for:  => gap to the loss curve of one process: ... unscaled, ... linear
 Try next:  the same number of ranks on one node: python day1/8_mnist_ddp_pt_lr.py 4
 """
 
 import argparse
 import os
 import sys
-import tempfile
+import time
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -19,49 +20,162 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DistributedSampler
+from torch.optim.lr_scheduler import LinearLR
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from tqdm import tqdm
 
 
-def choose_device(local_rank, local_world_size):
-    """Return this rank's device and the backend that connects such devices."""
-    accelerator = torch.accelerator.is_available() and torch.accelerator.current_accelerator()
-    if not accelerator or accelerator.type == "mps":  # Apple's has no collectives
-        return torch.device("cpu"), "gloo"
-    count = torch.accelerator.device_count()
-    device = torch.device(accelerator.type, local_rank % count)
-    torch.accelerator.set_device_index(device.index)
-    # Slurm may show each task one GPU only: then the node has more than this rank can see.
-    count = max(count, int(os.environ.get("SLURM_GPUS_ON_NODE", 0)))
-    shared = local_world_size > count  # then through gloo: NCCL refuses two ranks on one GPU
-    return device, "gloo" if shared else dist.get_default_backend_for_device(device)
+def train_one_epoch(model, loader, optimizer, scheduler, device):
+    """Train on each batch once. Return the loss of every step, float32 [steps]."""
+    losses = []
+    for images, labels in loader:
+        images, labels = images.to(device), labels.to(device)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        losses.append(loss.detach())  # no .item() here: the CPU would wait for the GPU
+    return torch.stack(losses)
+
+
+def train(train_set, rank, world_size, lr, device, args):
+    """Train a new model on world_size ranks. Return it and the losses of all steps."""
+    global_batch_size = args.batch_size * world_size
+    torch.manual_seed(args.seed)  # the same first weights on every rank
+    model = Net().to(device)
+    # ddp_model shares model's parameters, and has copied those of rank 0 to all ranks.
+    # Its backward averages gradients, and sends some while it still computes others.
+    ddp_model = model
+    if world_size > 1:
+        ddp_model = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    # At first a large rate can diverge: begin with args.lr, then raise it to lr.
+    scheduler = LinearLR(optimizer, start_factor=args.lr / lr, total_iters=args.warm_up)
+    # All ranks make the same shuffled list. Rank r takes entries r, r + world_size, ...
+    sampler = DistributedSampler(train_set, world_size, rank, seed=args.seed)
+    loader = DataLoader(train_set, batch_size=args.batch_size, sampler=sampler)
+    losses = []
+    for epoch in range(args.epochs):
+        sampler.set_epoch(epoch)  # without this every epoch has the same order
+        begin = time.perf_counter()
+        batches = progress(loader)
+        epoch_losses = train_one_epoch(ddp_model, batches, optimizer, scheduler, device)
+        losses.append(mean_over_ranks(epoch_losses, world_size))
+        images_seen = min(len(epoch_losses) * global_batch_size, len(train_set))
+        report_epoch(epoch, losses[-1], images_seen, begin)
+    return model, torch.cat(losses)
+
+
+def main(device, args):
+    """Run on every rank: train alone, then together, then with a scaled rate."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    train_set, test_set = load_mnist(args.data_dir)
+    train_set = TensorDataset(*train_set[: args.images])  # the same images in each run
+    factor = world_size if args.scaling == "linear" else world_size**0.5
+    runs = {"alone": (1, args.lr), "unscaled": (world_size, args.lr)}
+    runs[args.scaling] = (world_size, args.lr * factor)
+    no_limit = dist.new_group(timeout=timedelta(days=1))
+    curves = {}
+    for name, (ranks, lr) in runs.items():
+        dist.barrier(no_limit)  # here the others wait while rank 0 trains alone
+        if rank < ranks:
+            model, losses = train(train_set, rank, ranks, lr, device, args)
+        if rank == 0:
+            accuracy = evaluate(model, test_set, device)
+            report_run(name, ranks * args.batch_size, lr, losses, accuracy)
+            curves[name] = smooth(losses)
+    if rank == 0:
+        write_curves(curves, args.epochs * len(train_set))
+        report_gaps(curves)
+
+
+# ---- The same in every lesson that has it; explained on the page of the first one
+
+
+def smooth(losses, points=20):
+    """Return the means of this many equal parts of the losses: one batch is noisy."""
+    return F.adaptive_avg_pool1d(losses.unsqueeze(0), points).squeeze(0).cpu()
+
+
+def report_run(name, batch_size, lr, losses, accuracy):
+    """Print what a run was and what it came to. batch_size: the global one."""
+    setting = f"global batch {batch_size}, learning rate {lr:g}"
+    result = f"mean loss {losses.mean():.4f}, test accuracy {accuracy:.2%}"
+    print(f"{name}: {setting}, {result}")
+
+
+def write_curves(curves, images):
+    """Write curves over the images seen to runs/, for TensorBoard and as a picture."""
+    from matplotlib.figure import Figure  # here: only rank 0 needs these two
+    from torch.utils.tensorboard import SummaryWriter
+
+    folder = Path("runs", Path(__file__).stem)
+    axes = Figure().subplots()
+    for name, curve in curves.items():
+        seen = [round(images * (i + 1) / len(curve)) for i in range(len(curve))]
+        axes.semilogy(seen, curve, label=name)
+        with SummaryWriter(folder / name, purge_step=0) as writer:
+            for step, loss in zip(seen, curve, strict=True):
+                writer.add_scalar("loss/train", loss, step)
+    axes.set(xlabel="images seen", ylabel="training loss")
+    axes.legend()
+    axes.figure.savefig(folder / "loss.png")
+
+
+def report_gaps(curves):
+    """Print how far curves are from the first one: mean distance, as a share of it."""
+    first, *others = curves
+    gaps = []
+    for name in others:
+        gap = (curves[name] / curves[first] - 1).abs().mean().item()
+        gaps.append(f"{gap:.0%} {name}")
+    print(f"=> gap to the loss curve of one process: {', '.join(gaps)}")
+
+
+def mean_over_ranks(losses, world_size):
+    """Return each step's mean loss over all ranks. Every rank must call this."""
+    if world_size > 1:
+        dist.all_reduce(losses)  # each rank knows only the losses of its own images
+    return losses / world_size
+
+
+def report_epoch(epoch, losses, images, begin):
+    """Print the mean loss of an epoch's steps, and images/s, on rank 0."""
+    loss = losses.mean().item()  # waits for the device: only now may we read the clock
+    speed = images / (time.perf_counter() - begin)
+    if os.environ.get("RANK", "0") == "0":
+        print(f"epoch {epoch}: loss {loss:.4f}, {speed:,.0f} images/s")
+
+
+@torch.inference_mode()
+def evaluate(model, test_set, device):
+    """Return the share of the test images that the model gets right, from 0 to 1."""
+    correct = 0
+    for images, labels in DataLoader(test_set, batch_size=1000):
+        images, labels = images.to(device), labels.to(device)
+        correct += (model(images).argmax(dim=1) == labels).sum().item()
+    return correct / len(test_set)
 
 
 def load_mnist(data_dir):
-    """Return images, uint8 [N, 28, 28], and labels, int64 [N]: of training, then of testing."""
-    from torchvision.datasets import MNIST, utils  # here, because the ranks need not wait for it
+    """Return training set and test set: images, uint8 [N, 28, 28], and labels, [N]."""
+    from torchvision.datasets import MNIST  # here, because importing it takes a second
 
-    # Unpacked for this process alone: whoever shares the files may read one half written.
-    with tempfile.TemporaryDirectory() as folder:
-        (raw := Path(folder, "MNIST", "raw")).mkdir(parents=True)
-        for name, md5 in MNIST.resources:
-            if not utils.check_integrity(archive := data_dir / "MNIST" / "raw" / name, md5):
-                sys.exit(f"{archive} is missing or damaged. Restore it: git checkout data/MNIST")
-            utils.extract_archive(archive, raw)
-        parts = MNIST(folder, train=True), MNIST(folder, train=False)
-    return [tensor for part in parts for tensor in (part.data, part.targets)]
+    train_set, test_set = MNIST(data_dir, train=True), MNIST(data_dir, train=False)
+    return [TensorDataset(part.data, part.targets) for part in (train_set, test_set)]
 
 
-def batches(images, labels, sampler, batch_size, max_steps):
-    """Yield images and labels batch by batch, in the sampler's order."""
-    order = torch.tensor(list(sampler), device=images.device)
-    hidden = os.environ.get("RANK", "0") != "0" or None  # None: shown on a terminal only
-    for indices in tqdm(order.split(batch_size)[:max_steps], disable=hidden, leave=False):
-        yield images.index_select(0, indices), labels.index_select(0, indices)
+def progress(loader, max_steps=None):
+    """Return the loader's first batches, with a bar if rank 0 writes to a terminal."""
+    steps = min(len(loader), max_steps or len(loader))
+    hidden = None if os.environ.get("RANK", "0") == "0" else True
+    # disable=None hides the bar where there is no terminal.
+    return tqdm(islice(loader, steps), total=steps, disable=hidden, leave=False)
 
 
 class Net(nn.Module):
-    """A small convolutional network: images, uint8 [N, 28, 28], to scores, float32 [N, 10]."""
+    """A small convolutional network: uint8 [N, 28, 28] to scores, float32 [N, 10]."""
 
     def __init__(self):
         super().__init__()
@@ -71,113 +185,108 @@ class Net(nn.Module):
         self.fc2 = nn.Linear(64, 10)
 
     def forward(self, images):
-        x = (images[:, None] / 255 - 0.1307) / 0.3081  # to mean 0 and standard deviation 1
+        x = images.unsqueeze(1) / 255  # float32 [N, 1, 28, 28], from 0 to 1
+        x = (x - 0.1307) / 0.3081  # mean 0 and standard deviation 1
         x = F.relu(self.conv1(x))
         x = F.relu(self.conv2(x)).flatten(1)
-        return self.fc2(F.relu(self.fc1(x)))
+        x = F.relu(self.fc1(x))
+        return self.fc2(x)
 
 
-def train_one_epoch(model, optimizer, scheduler, batches):
-    """Train on each batch once. Return [2, steps]: loss summed over the batch; batch size."""
-    history = []
-    for images, labels in batches:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(images), labels)
-        loss.backward()
-        optimizer.step()
-        scheduler.step()
-        # No .item() here: the CPU would wait for the GPU in every step.
-        history.append(torch.stack([loss.detach() * len(labels), loss.new_tensor(len(labels))]))
-    return torch.stack(history, dim=1)
-
-
-def write_curves(curves, seen):
-    """Write losses over the images seen to runs/, for TensorBoard and as a picture."""
-    from matplotlib.figure import Figure  # here, because only rank 0 needs it
-    from torch.utils.tensorboard import SummaryWriter
-
-    folder, axes = Path("runs", Path(__file__).stem), Figure().subplots()
-    for name, losses in curves.items():
-        axes.semilogy(seen, losses, label=name)
-        with SummaryWriter(folder / name, purge_step=0) as writer:
-            for step, loss in zip(seen.int().tolist(), losses):
-                writer.add_scalar("loss/train", loss, step)
-    axes.set(xlabel="images seen", ylabel="training loss")
-    axes.legend().figure.savefig(folder / "loss.png")
-
-
-def train(images, labels, args, rank, world_size, factor):
-    """Train with the learning rate times factor. Return the loss curve: 20 points."""
-    torch.manual_seed(args.seed)  # the same first weights on every rank
-    model = Net().to(images.device)
-    if world_size > 1:
-        model = DistributedDataParallel(model)  # averages the gradients during backward
-    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr * factor, momentum=0.9)
-    # New weights may not stand a large rate yet: start at 1 / factor of it, then raise it.
-    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / factor, total_iters=args.warm_up)
-    # The ranks shuffle alike, then each takes every world_size-th image.
-    sampler = DistributedSampler(images, world_size, rank, seed=args.seed)
-    steps = batches(images, labels, sampler, args.batch_size, None)
-    history = train_one_epoch(model, optimizer, scheduler, steps)
-    if world_size > 1:
-        dist.all_reduce(history)  # losses and images of all ranks, step by step
-    return torch.div(*F.adaptive_avg_pool1d(history, 20).cpu())  # means: one batch is noisy
-
-
-def main(device, data, args):
-    """Run on every rank: train alone, together, together with a scaled rate. Compare."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    count = args.max_steps and args.max_steps * args.batch_size * world_size
-    images, labels = data[0][:count].to(device), data[1][:count].to(device)  # the same for all
-    factor = world_size if args.scaling == "linear" else world_size**0.5
-    plan = {"alone": (1, 1), "unscaled": (world_size, 1), args.scaling: (world_size, factor)}
-    patient, runs = dist.new_group(timeout=timedelta(days=1)), {}
-    for name, (ranks, rate) in plan.items():
-        dist.barrier(patient)  # here the others wait while rank 0 trains alone
-        if rank < ranks:
-            runs[name] = train(images, labels, args, rank, ranks, rate)
-        if rank == 0:
-            batch, lr, loss = ranks * args.batch_size, args.lr * rate, runs[name].mean()
-            print(f"{name}: global batch {batch}, learning rate {lr:g}, mean loss {loss:.4f}")
-    if rank == 0:
-        write_curves(runs, torch.linspace(0, len(images), 21)[1:])
-        gaps = [f"{(y / runs['alone'] - 1).abs().mean():.0%} {name}" for name, y in runs.items()]
-        print(f"=> gap to the loss curve of one process: {', '.join(gaps[1:])}")
+def choose_device(local_rank, local_world_size):
+    """Return this rank's device and the backend that connects such devices."""
+    count = torch.accelerator.device_count()
+    kind = torch.accelerator.current_accelerator().type if count else "cpu"
+    if kind in ("cpu", "mps"):  # there are no collectives for Apple's GPU
+        return torch.device("cpu"), "gloo"
+    device = torch.device(kind, local_rank % count)
+    # Where Slurm shows each task only its own GPU, count is 1. If srun has started each
+    # rank as a task, take the number of GPUs of the node.
+    if os.environ.get("SLURM_STEP_NUM_TASKS") == os.environ.get("WORLD_SIZE", "1"):
+        count = max(count, int(os.environ.get("SLURM_GPUS_ON_NODE", 0)))
+    shared = local_world_size > count
+    if kind == "xpu" and (shared or not dist.is_xccl_available()):
+        return torch.device("cpu"), "gloo"  # gloo cannot carry tensors of Intel's GPUs
+    torch.accelerator.set_device_index(device.index)
+    # We compare runs: a run must give the same numbers again, with little rounding
+    # (TF32 keeps 11 of float32's 24 bits). A real job may leave out these four lines.
+    torch.backends.cudnn.deterministic = True  # NVIDIA and AMD
+    torch.backends.mkldnn.deterministic = True  # Intel
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False  # True in NVIDIA's containers
+    # NCCL refuses two ranks on one GPU, so gloo connects ranks that share one.
+    backend = "gloo" if shared else dist.get_default_backend_for_device(device)
+    return device, backend
 
 
 def start(*arguments):
-    """Be one rank, as the variables say: join the process group, run main, leave the group."""
-    local_rank, local_world_size = int(os.environ["LOCAL_RANK"]), os.environ.get("LOCAL_WORLD_SIZE")
-    device, backend = choose_device(local_rank, int(local_world_size or 1))
-    gloo, wait = backend == "gloo", timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
-    dist.init_process_group(backend, timeout=wait, device_id=None if gloo else device)
+    """Run as one rank: join the process group, call main, leave the group."""
+    local_rank = int(os.environ["LOCAL_RANK"])
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    device, backend = choose_device(local_rank, local_world_size)
+    timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
+    device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
+    dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     if dist.get_rank() == 0:
-        print(f"ranks: {dist.get_world_size()}, device: {device.type}, backend: {backend}")
+        setting = f"device: {device.type}, backend: {backend}"
+        print(f"ranks: {dist.get_world_size()}, {setting}")
     main(device, *arguments)
-    dist.barrier()  # leave together; a rank that fails never gets here and ends the job
+    dist.barrier()  # leave together; if a rank fails before, the job ends there
+    # gloo's threads may still be freeing tensors, and need Python for that. Without a
+    # pause, torch before 2.8 can hang in the next line (pytorch#154976), and Python can
+    # abort while it ends.
+    time.sleep(0.2)
     dist.destroy_process_group()
+
+
+def positive_int(text):
+    """Return an argument as a whole number greater than 0."""
+    if not text.isdecimal() or int(text) == 0:
+        problem = f"must be a whole number greater than 0, not {text}"
+        raise argparse.ArgumentTypeError(problem)
+    return int(text)
+
+
+def positive_float(text):
+    """Return an argument as a number greater than 0."""
+    number = float(text)
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"must be greater than 0, not {text}")
+    return number
+
+
+def mnist_folder(text):
+    """Return an argument as a path, if MNIST is there, in files of the right size."""
+    sizes = {"train-images-idx3": 47_040_016, "train-labels-idx1": 60_008}
+    sizes |= {"t10k-images-idx3": 7_840_016, "t10k-labels-idx1": 10_008}
+    for name, size in sizes.items():
+        file = Path(text, "MNIST", "raw", f"{name}-ubyte")
+        if not file.exists() or file.stat().st_size != size:
+            todo = "Restore it: git checkout data/MNIST"
+            raise argparse.ArgumentTypeError(f"{file} is missing or damaged. {todo}")
+    return Path(text)
 
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batch-size", type=int, default=64, help="images per process (64)")
-    parser.add_argument("--lr", type=float, default=0.005, help="learning rate (0.005)")
-    parser.add_argument("--seed", type=int, default=0, help="for weights and order (0)")
-    parser.add_argument("--max-steps", type=int, help="end after this many steps of all ranks")
-    parser.add_argument("--data-dir", type=Path, default=Path(__file__).parents[1] / "data")
-    parser.add_argument("--scaling", choices=["linear", "sqrt"], default="linear")
-    parser.add_argument("--warm-up", type=int, default=12, help="steps of it (12)")
+    add = parser.add_argument
     if os.environ.get("LOCAL_RANK", "0") != "0":  # one rank a node says what is wrong
         parser.error = lambda message: sys.exit(2)
+    add("--epochs", type=positive_int, default=1, help="epochs (1)")
+    add("--batch-size", type=positive_int, default=8, help="per process (8)")
+    add("--lr", type=positive_float, default=0.00125, help="learning rate (0.00125)")
+    add("--seed", type=int, default=0, help="for weights and order (0)")
+    add("--images", type=positive_int, default=20_000, help="training images (20000)")
+    data = Path(__file__).parents[1] / "data"
+    add("--data-dir", type=mnist_folder, default=str(data), help="where MNIST is")
+    add("--scaling", choices=["linear", "sqrt"], default="linear")
+    add("--warm-up", type=positive_int, default=8, help="steps of it (8)")
     args = parser.parse_args()
     if "RANK" not in os.environ:
         parser.error("start this lesson with scripts/multinode_setup_and_run.sh")
-    for name, value in vars(args).items():
-        if isinstance(value, int | float) and not value > 0 and name != "seed":
-            parser.error(f"{name.replace('_', '-')} must be greater than 0, not {value}")
     return args
 
 
 if __name__ == "__main__":
     args = parse_args()
-    start(load_mnist(args.data_dir), args)
+    start(args)

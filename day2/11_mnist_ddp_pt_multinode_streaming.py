@@ -2,18 +2,20 @@
 
 Builds on: 10_mnist_ddp_pt_multinode.py
 New here:  IterableDataset, worker, shuffle buffer
-Run:       scripts/multinode_setup_and_run.sh day2/11_mnist_ddp_pt_multinode_streaming.py
-Look for:  => 59,904 of 60,000 images once an epoch, losses within 0e+00 of those from memory
-Try next:  --workers 2; --no-shuffle; a file of 20 copies with --stream-only: watch the memory.
+Run:      scripts/multinode_setup_and_run.sh day2/11_mnist_ddp_pt_multinode_streaming.py
+Look for:  => ... images once an epoch, losses within ... of those from memory
+Try next:  --workers 2; --no-shuffle; a file of 20 copies: does the memory grow?
 """
 
 import argparse
 import os
 import resource
+import shutil
 import sys
 import time
+from bisect import bisect
 from datetime import timedelta
-from itertools import zip_longest
+from itertools import accumulate, islice, zip_longest
 from pathlib import Path
 
 import h5py
@@ -22,105 +24,289 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.optim.lr_scheduler import LinearLR
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 from tqdm import tqdm
 
 
-def choose_device(local_rank, local_world_size):
-    """Return this rank's device and the backend that connects such devices."""
-    accelerator = torch.accelerator.is_available() and torch.accelerator.current_accelerator()
-    if not accelerator or accelerator.type == "mps":  # Apple's has no collectives
-        return torch.device("cpu"), "gloo"
-    count = torch.accelerator.device_count()
-    device = torch.device(accelerator.type, local_rank % count)
-    torch.accelerator.set_device_index(device.index)
-    # Slurm may show each task one GPU only: then the node has more than this rank can see.
-    count = max(count, int(os.environ.get("SLURM_GPUS_ON_NODE", 0)))
-    shared = local_world_size > count  # then through gloo: NCCL refuses two ranks on one GPU
-    return device, "gloo" if shared else dist.get_default_backend_for_device(device)
-
-
-def batches(images, labels, sampler, batch_size, max_steps):
-    """Yield images and labels batch by batch, in the sampler's order."""
-    order = torch.tensor(list(sampler), device=images.device)
-    hidden = os.environ.get("RANK", "0") != "0" or None  # None: shown on a terminal only
-    for indices in tqdm(order.split(batch_size)[:max_steps], disable=hidden, leave=False):
-        yield images.index_select(0, indices), labels.index_select(0, indices)
-
-
-def usable(path):
-    """Return whether the file at this path holds what the lesson reads."""
-    try:
-        with h5py.File(path) as file:
-            images, labels = file["images"], file["labels"]
-            return (
-                images.shape == (*labels.shape, 28, 28) and images.chunks and "test_images" in file
-            )
-    except (OSError, KeyError):
-        return False
-
-
 class ChunkStream(IterableDataset):
-    """Images, uint8 [M, 28, 28], and labels, int64 [M], from an HDF5 file, some chunks at a time.
+    """Batches from an HDF5 file of any size. Only a few chunks are in memory at a time.
 
-    Think of the file's chunks laid in a row, in an order that is new in each epoch. Each rank has
-    an equal part of the row, and each of its workers a part of that. A worker reads some chunks at
-    once, the shuffle buffer, and gives them out in random order: M images, a few batches.
+    A chunk is the piece in which the file is stored and read. Each epoch has a new
+    order of the chunks. Each rank takes an equal stretch of it, and its workers divide
+    the stretch. They read ahead while the rank trains: a worker fills its shuffle
+    buffer with a few chunks, then yields their images in random order.
     """
 
     def __init__(self, rank, world_size, args):
-        with h5py.File(args.file) as file:  # and closed: an open file cannot go to a worker
-            self.count, self.chunk_size = len(file["labels"]), file["images"].chunks[0]
-        # The number of batches is the same on all ranks. With unequal numbers DDP would hang.
-        self.steps = self.count // (world_size * args.batch_size)
+        self.rank = rank
+        self.args = args
+        self.epoch = 0
+        with h5py.File(args.file) as file:  # closed again: each worker opens its own
+            self.images = len(file["labels"])
+            self.chunk_size = file["images"].chunks[0]  # .chunks: the shape of a chunk
+        # All ranks take the same number of steps. With unequal numbers DDP would hang.
+        self.steps = self.images // (args.batch_size * world_size)
         self.steps = min(self.steps, args.max_steps or self.steps)
-        self.rank, self.args = rank, args
-        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # the workers see it too
 
-    def plan(self, worker, workers):
-        """Yield what a worker reads at once: the numbers of the images, and their new order."""
-        random = torch.Generator().manual_seed(self.args.seed + int(self.epoch))
-        size, shuffle = self.args.batch_size, self.args.shuffle
-        shuffled = (lambda n: torch.randperm(n, generator=random)) if shuffle else torch.arange
-        begins = shuffled(-(-self.count // self.chunk_size)) * self.chunk_size
-        sizes = (self.count - begins).clamp(max=self.chunk_size)  # the last chunk may be smaller
-        ends = sizes.cumsum(0)  # where in the row each chunk ends
-        shift = begins + sizes - ends  # from a place in the row to the number of the image there
-        # This worker's part of the row, and how much of it to read at once: whole batches.
-        first, last = (
-            (self.rank * self.steps + self.steps * (worker + i) // workers) * size for i in (0, 1)
-        )
-        buffer = max(1, self.args.buffer * self.chunk_size // size) * size
-        for place in range(first, last, buffer):
-            places = torch.arange(place, min(place + buffer, last))
-            numbers = places + shift[torch.searchsorted(ends, places, right=True)]
-            yield numbers, shuffled(len(numbers))
+    def __len__(self):
+        return self.steps
 
     def __iter__(self):
-        """Read a worker's part of the epoch."""
+        """Yield a worker's batches: images, uint8 [N, 28, 28], and labels, [N]."""
         info = get_worker_info()
-        with h5py.File(self.args.file) as file:  # opened by the process that reads
-            for numbers, order in self.plan(*(info.id, info.num_workers) if info else (0, 1)):
-                # Neighbours are read together: a chunk at a time, not an image at a time.
-                cuts = (numbers.diff() != 1).nonzero()[:, 0] + 1
-                runs = [slice(run[0], run[-1] + 1) for run in numbers.tensor_split(cuts)]
-                yield [
-                    torch.cat([torch.from_numpy(data[run]) for run in runs]).index_select(0, order)
-                    for data in (file["images"], file["labels"])
-                ]
+        worker = info.id if info else 0  # no info: no workers, the rank itself reads
+        workers = info.num_workers if info else 1
+        with h5py.File(self.args.file) as file:
+            for parts, permutation in self.plan(worker, workers):
+                images = read(file["images"], parts)  # these slices, not the whole
+                labels = read(file["labels"], parts)
+                for indices in permutation.split(self.args.batch_size):
+                    yield images[indices], labels[indices]
 
-    def order(self):
-        """Return the numbers of the images in the order in which this rank gets them."""
-        workers = max(1, self.args.workers)
-        parts = [
-            [numbers[order] for numbers, order in self.plan(w, workers)] for w in range(workers)
-        ]
-        # The loader takes from each worker in turn.
-        return torch.cat([x for row in zip_longest(*parts) for x in row if x is not None])
+    def plan(self, worker, workers):
+        """Yield for each buffer the slices of the file to read, and a permutation."""
+        # The same seed on all ranks: all must agree on the order of the chunks.
+        generator = torch.Generator().manual_seed(self.args.seed + self.epoch)
+        begins = torch.arange(0, self.images, self.chunk_size)  # of chunks in the file
+        begins = begins[shuffled(len(begins), generator, self.args)].tolist()
+        sizes = [min(self.chunk_size, self.images - begin) for begin in begins]
+        starts = list(accumulate(sizes, initial=0))  # where they begin in this order
+        # This worker's stretch of that order, in batches; how many fit into a buffer.
+        first_batch = self.rank * self.steps + self.steps * worker // workers
+        end_batch = self.rank * self.steps + self.steps * (worker + 1) // workers
+        batch_size = self.args.batch_size
+        buffer_batches = max(1, self.args.buffer * self.chunk_size // batch_size)
+        for batch in range(first_batch, end_batch, buffer_batches):
+            place = batch * batch_size
+            buffer_end = min(batch + buffer_batches, end_batch) * batch_size
+            permutation = shuffled(buffer_end - place, generator, self.args)
+            parts = []
+            while place < buffer_end:
+                i = bisect(starts, place) - 1  # the chunk in which this place is
+                begin = begins[i] + place - starts[i]  # the same place, in the file
+                count = min(starts[i + 1], buffer_end) - place
+                parts.append(slice(begin, begin + count))
+                place += count
+            yield parts, permutation
+
+
+def train_one_epoch(model, loader, optimizer, scheduler, device):
+    """Train on each batch once. Return the loss of every step, float32 [steps]."""
+    losses = []
+    for images, labels in loader:
+        images, labels = images.to(device), labels.to(device)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        losses.append(loss.detach())  # no .item() here: the CPU would wait for the GPU
+    return torch.stack(losses)
+
+
+def train(train_set, world_size, lr, device, args):
+    """Train a new model on world_size ranks. Return it and the losses of all steps."""
+    global_batch_size = args.batch_size * world_size
+    torch.manual_seed(args.seed)  # the same first weights on every rank
+    model = Net().to(device)
+    # ddp_model shares model's parameters, and has copied those of rank 0 to all ranks.
+    # Its backward averages gradients, and sends some while it still computes others.
+    ddp_model = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    # At first a large rate can diverge: begin with args.lr, then raise it to lr.
+    scheduler = LinearLR(optimizer, start_factor=args.lr / lr, total_iters=args.warm_up)
+    # None: the stream yields batches. Each epoch, new workers copy the stream.
+    loader = DataLoader(train_set, batch_size=None, num_workers=args.workers)
+    losses = []
+    for epoch in range(args.epochs):
+        train_set.epoch = epoch  # without this every epoch has the same order
+        begin = time.perf_counter()
+        batches = progress(loader)
+        epoch_losses = train_one_epoch(ddp_model, batches, optimizer, scheduler, device)
+        losses.append(mean_over_ranks(epoch_losses, world_size))
+        report_epoch(epoch, losses[-1], global_batch_size * len(loader), begin)
+    return model, torch.cat(losses)
+
+
+def main(device, args):
+    """Run on every rank: train from the file, evaluate, repeat it from memory."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    train_set = ChunkStream(rank, world_size, args)
+    lr = args.lr * world_size  # the linear scaling rule
+    model, losses = train(train_set, world_size, lr, device, args)
+    if rank == 0:
+        report_memory("streamed", args.workers)
+        write_scalars(losses, args.batch_size * world_size)
+        print(f"test accuracy: {evaluate(model, load_test_set(args), device):.2%}")
+    visits = count_visits(train_set, device)  # every rank must call this
+    proof = f"{visits} images once an epoch"
+    if not args.stream_only:
+        gap = gap_to_memory(losses, train_set, lr, device, args)
+        proof += f", losses within {gap:.0e} of those from memory"
+    if rank == 0:
+        print(f"=> {proof}")
+
+
+# ---- The same in every lesson that has it; explained on the page of the first one
+
+
+def read(data, parts):
+    """Return these parts of an HDF5 data set as one tensor."""
+    return torch.cat([torch.from_numpy(data[part]) for part in parts])
+
+
+def shuffled(count, generator, args):
+    """Return the numbers from 0 to count - 1, shuffled except with --no-shuffle."""
+    if args.shuffle:
+        return torch.randperm(count, generator=generator)
+    return torch.arange(count)
+
+
+def order_of(stream):
+    """Return the numbers of the images, [M], in the order that this rank gets."""
+    workers = max(1, stream.args.workers)
+    batches = [[] for _ in range(workers)]
+    for worker in range(workers):
+        for parts, permutation in stream.plan(worker, workers):
+            numbers = [torch.arange(part.start, part.stop) for part in parts]
+            numbers = torch.cat(numbers)[permutation]
+            batches[worker] += numbers.split(stream.args.batch_size)
+    # The loader takes one batch of each worker in turn, as long as there are any.
+    in_turn = []
+    for turn in zip_longest(*batches):
+        in_turn += [batch for batch in turn if batch is not None]
+    return torch.cat(in_turn)
+
+
+def count_visits(stream, device):
+    """Return how many images the ranks visit exactly once: "59,904 of 60,000".
+
+    It counts by the plan that the workers have followed. Every rank must call this.
+    """
+    visits = order_of(stream).bincount(minlength=stream.images).to(device)
+    dist.all_reduce(visits)
+    once = (visits == 1).sum().item()
+    return f"{once:,} of {stream.images:,}"
+
+
+def gap_to_memory(losses, stream, lr, device, args):
+    """Train again, with all images in memory. Compare the first 20 losses.
+
+    Not more of them: a difference in rounding would grow with each step. Return the
+    largest difference. Every rank must call this.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if rank == 0:
+        print("now the same batches from memory:")
+    with h5py.File(args.file) as file:
+        images = torch.from_numpy(file["images"][:])
+        labels = torch.from_numpy(file["labels"][:])
+    torch.manual_seed(args.seed)
+    model = DistributedDataParallel(Net().to(device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    scheduler = LinearLR(optimizer, start_factor=args.lr / lr, total_iters=args.warm_up)
+    expected = []
+    for epoch in range(args.epochs):
+        stream.epoch = epoch
+        order = order_of(stream).tolist()
+        train_set = TensorDataset(images, labels)
+        loader = DataLoader(train_set, batch_size=args.batch_size, sampler=order)
+        begin = time.perf_counter()
+        steps = progress(loader)
+        epoch_losses = train_one_epoch(model, steps, optimizer, scheduler, device)
+        expected.append(mean_over_ranks(epoch_losses, world_size))
+        report_epoch(epoch, expected[-1], len(order) * world_size, begin)
+    if rank == 0:
+        report_memory("from memory", workers=0)
+    return (losses - torch.cat(expected))[:20].abs().max().item()
+
+
+def report_memory(source, workers):
+    """Print the most memory that this rank has held, and its largest worker, if any."""
+    line = f"{source}: at most {peak_memory():,.0f} MB in memory"
+    if workers:
+        line += f", a worker {peak_memory(resource.RUSAGE_CHILDREN):,.0f} MB"
+    print(line)
+
+
+def peak_memory(of=resource.RUSAGE_SELF):
+    """Return the most memory, in MB, that this process has held since it began.
+
+    With resource.RUSAGE_CHILDREN: its largest child that has ended, here a worker.
+    """
+    unit = 1 if sys.platform == "darwin" else 1024  # a Mac counts bytes, others kB
+    return resource.getrusage(of).ru_maxrss * unit / 1e6
+
+
+def load_test_set(args):
+    """Return the file's test set: images, uint8 [N, 28, 28], and labels, int64 [N]."""
+    with h5py.File(args.file) as file:
+        images = torch.from_numpy(file["test_images"][:])
+        labels = torch.from_numpy(file["test_labels"][:])
+    return TensorDataset(images, labels)
+
+
+def hdf5_file(text):
+    """Return an argument as a path, if the file is there and holds what we read."""
+    try:
+        with h5py.File(text) as file:
+            images, labels = file["images"], file["labels"]
+            fits = images.shape == (len(labels), 28, 28) and images.chunks is not None
+            fits = fits and "test_images" in file and "test_labels" in file
+    except (OSError, KeyError):
+        fits = False
+    if not fits:
+        problem = f"{text} is missing, damaged or of another kind"
+        todo = "Make it: python day2/create_mnist_h5.py --force"
+        raise argparse.ArgumentTypeError(f"{problem}. {todo}")
+    return Path(text)
+
+
+def mean_over_ranks(losses, world_size):
+    """Return each step's mean loss over all ranks. Every rank must call this."""
+    if world_size > 1:
+        dist.all_reduce(losses)  # each rank knows only the losses of its own images
+    return losses / world_size
+
+
+def report_epoch(epoch, losses, images, begin):
+    """Print the mean loss of an epoch's steps, and images/s, on rank 0."""
+    loss = losses.mean().item()  # waits for the device: only now may we read the clock
+    speed = images / (time.perf_counter() - begin)
+    if os.environ.get("RANK", "0") == "0":
+        print(f"epoch {epoch}: loss {loss:.4f}, {speed:,.0f} images/s")
+
+
+@torch.inference_mode()
+def evaluate(model, test_set, device):
+    """Return the share of the test images that the model gets right, from 0 to 1."""
+    correct = 0
+    for images, labels in DataLoader(test_set, batch_size=1000):
+        images, labels = images.to(device), labels.to(device)
+        correct += (model(images).argmax(dim=1) == labels).sum().item()
+    return correct / len(test_set)
+
+
+def write_scalars(losses, batch_size):
+    """Write the loss of each step to runs/, over the images seen, for TensorBoard."""
+    from torch.utils.tensorboard import SummaryWriter  # here: only rank 0 needs it
+
+    with SummaryWriter(f"runs/{Path(__file__).stem}", purge_step=0) as writer:
+        for step, loss in enumerate(losses.tolist(), start=1):
+            writer.add_scalar("loss/train", loss, step * batch_size)
+
+
+def progress(loader, max_steps=None):
+    """Return the loader's first batches, with a bar if rank 0 writes to a terminal."""
+    steps = min(len(loader), max_steps or len(loader))
+    hidden = None if os.environ.get("RANK", "0") == "0" else True
+    # disable=None hides the bar where there is no terminal.
+    return tqdm(islice(loader, steps), total=steps, disable=hidden, leave=False)
 
 
 class Net(nn.Module):
-    """A small convolutional network: images, uint8 [N, 28, 28], to scores, float32 [N, 10]."""
+    """A small convolutional network: uint8 [N, 28, 28] to scores, float32 [N, 10]."""
 
     def __init__(self):
         super().__init__()
@@ -130,156 +316,117 @@ class Net(nn.Module):
         self.fc2 = nn.Linear(64, 10)
 
     def forward(self, images):
-        x = (images[:, None] / 255 - 0.1307) / 0.3081  # to mean 0 and standard deviation 1
+        x = images.unsqueeze(1) / 255  # float32 [N, 1, 28, 28], from 0 to 1
+        x = (x - 0.1307) / 0.3081  # mean 0 and standard deviation 1
         x = F.relu(self.conv1(x))
         x = F.relu(self.conv2(x)).flatten(1)
-        return self.fc2(F.relu(self.fc1(x)))
+        x = F.relu(self.fc1(x))
+        return self.fc2(x)
 
 
-def train_one_epoch(model, optimizer, scheduler, batches):
-    """Train on each batch once. Return [2, steps]: loss summed over the batch; batch size."""
-    history = []
-    for images, labels in batches:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(images), labels)
-        loss.backward()
-        optimizer.step()
-        scheduler.step()
-        # No .item() here: the CPU would wait for the GPU in every step.
-        history.append(torch.stack([loss.detach() * len(labels), loss.new_tensor(len(labels))]))
-    return torch.stack(history, dim=1)
-
-
-def evaluate(model, images, labels):
-    """Return the share of images that the model gets right, from 0 to 1, over all ranks' parts."""
-    right = [model(x).argmax(1) for x in images.split(1000)]
-    counts = torch.stack([(torch.cat(right) == labels).sum(), labels.new_tensor(len(labels))])
-    dist.all_reduce(counts)  # sums, not shares: the parts may differ in size
-    return (counts[0] / counts[1]).item()
-
-
-def write_scalars(history):
-    """Write the loss over the images seen to runs/, for TensorBoard."""
-    from torch.utils.tensorboard import SummaryWriter  # here, because only rank 0 needs it
-
-    with SummaryWriter(f"runs/{Path(__file__).stem}", purge_step=0) as writer:
-        for step, (loss, size) in zip(history[1].cumsum(0).int().tolist(), history.T.tolist()):
-            writer.add_scalar("loss/train", loss / size, step)
-
-
-def peak_memory():
-    """Return the most memory that this process has held, and the largest worker that has ended."""
-    megabyte = 1e6 if sys.platform == "darwin" else 1e3  # bytes there, kilobytes elsewhere
-    kinds = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
-    rank, worker = (resource.getrusage(kind).ru_maxrss / megabyte for kind in kinds)
-    return f"at most {rank:,.0f} MB in memory, a worker {worker:,.0f} MB"
-
-
-def train(name, source, device, args):
-    """Train on the batches of source(epoch). Return the model and the history of all steps."""
-    torch.manual_seed(args.seed)  # the same first weights on every rank
-    model = DistributedDataParallel(Net().to(device))  # averages the gradients during backward
-    factor = dist.get_world_size()
-    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr * factor, momentum=0.9)
-    # New weights may not stand a large rate yet: start at 1 / factor of it, then raise it.
-    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / factor, total_iters=args.warm_up)
-    histories = []
-    for epoch in range(args.epochs):
-        begin = time.perf_counter()
-        histories.append(train_one_epoch(model, optimizer, scheduler, source(epoch)))
-        dist.all_reduce(histories[-1])  # losses and images of all ranks, step by step
-        # Reading the sums waits for the device. Only then is it fair to read the clock.
-        loss, count = histories[-1].sum(1).tolist()
-        speed = count / (time.perf_counter() - begin)
-        if dist.get_rank() == 0:
-            print(f"{name}, epoch {epoch}: loss {loss / count:.4f}, {speed:,.0f} images/s")
-    return model.module, torch.cat(histories, dim=1)
-
-
-def main(device, args):
-    """Run on every rank: train from the file, then from memory in the same order. Compare."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    stream = ChunkStream(rank, world_size, args)
-    options = {"num_workers": args.workers, "persistent_workers": args.workers > 0}
-    loader = DataLoader(stream, batch_size=None, pin_memory=device.type == "cuda", **options)
-
-    def from_file(epoch):
-        stream.epoch.fill_(epoch)  # without this every epoch has the same order
-        for images, labels in loader:  # the workers read on while this rank computes
-            for x, y in zip(images.split(args.batch_size), labels.split(args.batch_size)):
-                yield x.to(device, non_blocking=True), y.to(device, non_blocking=True)
-
-    def from_memory(epoch):
-        stream.epoch.fill_(epoch)
-        return batches(*data, stream.order().tolist(), args.batch_size, args.max_steps)
-
-    def read(*names, part=slice(None)):
-        with h5py.File(args.file) as file:
-            return [torch.from_numpy(file[name][part]).to(device) for name in names]
-
-    model, history = train("streamed", from_file, device, args)
-    loader = None  # ends the workers
-    mine = slice(rank, None, world_size)
-    accuracy = evaluate(model, *read("test_images", "test_labels", part=mine))
-    if rank == 0:
-        write_scalars(history)
-        print(f"streamed: {accuracy:.2%} of the test images right, {peak_memory()}")
-    visits = stream.order().to(device).bincount(minlength=stream.count)
-    dist.all_reduce(visits)
-    proof = f"=> {(visits == 1).sum():,} of {stream.count:,} images once an epoch"
-    if not args.stream_only:
-        data = read("images", "labels")
-        _, expected = train("from memory", from_memory, device, args)
-        if rank == 0:
-            print(f"from memory: {peak_memory()}")
-        gap = (history[0] / history[1] - expected[0] / expected[1])[:20].abs().max()
-        proof += f", losses within {gap:.0e} of those from memory"
-    if rank == 0:
-        print(proof)
+def choose_device(local_rank, local_world_size):
+    """Return this rank's device and the backend that connects such devices."""
+    count = torch.accelerator.device_count()
+    kind = torch.accelerator.current_accelerator().type if count else "cpu"
+    if kind in ("cpu", "mps"):  # there are no collectives for Apple's GPU
+        return torch.device("cpu"), "gloo"
+    device = torch.device(kind, local_rank % count)
+    # Where Slurm shows each task only its own GPU, count is 1. If srun has started each
+    # rank as a task, take the number of GPUs of the node.
+    if os.environ.get("SLURM_STEP_NUM_TASKS") == os.environ.get("WORLD_SIZE", "1"):
+        count = max(count, int(os.environ.get("SLURM_GPUS_ON_NODE", 0)))
+    shared = local_world_size > count
+    if kind == "xpu" and (shared or not dist.is_xccl_available()):
+        return torch.device("cpu"), "gloo"  # gloo cannot carry tensors of Intel's GPUs
+    torch.accelerator.set_device_index(device.index)
+    # We compare runs: a run must give the same numbers again, with little rounding
+    # (TF32 keeps 11 of float32's 24 bits). A real job may leave out these four lines.
+    torch.backends.cudnn.deterministic = True  # NVIDIA and AMD
+    torch.backends.mkldnn.deterministic = True  # Intel
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False  # True in NVIDIA's containers
+    # NCCL refuses two ranks on one GPU, so gloo connects ranks that share one.
+    backend = "gloo" if shared else dist.get_default_backend_for_device(device)
+    return device, backend
 
 
 def start(*arguments):
-    """Be one rank, as the variables say: join the process group, run main, leave the group."""
-    local_rank, local_world_size = int(os.environ["LOCAL_RANK"]), os.environ.get("LOCAL_WORLD_SIZE")
-    device, backend = choose_device(local_rank, int(local_world_size or 1))
-    gloo, wait = backend == "gloo", timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
-    dist.init_process_group(backend, timeout=wait, device_id=None if gloo else device)
+    """Run as one rank: join the process group, call main, leave the group."""
+    local_rank = int(os.environ["LOCAL_RANK"])
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    device, backend = choose_device(local_rank, local_world_size)
+    timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
+    device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
+    dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     if dist.get_rank() == 0:
-        print(f"ranks: {dist.get_world_size()}, device: {device.type}, backend: {backend}")
+        setting = f"device: {device.type}, backend: {backend}"
+        print(f"ranks: {dist.get_world_size()}, {setting}")
     main(device, *arguments)
-    dist.barrier()  # leave together; a rank that fails never gets here and ends the job
+    dist.barrier()  # leave together; if a rank fails before, the job ends there
+    # gloo's threads may still be freeing tensors, and need Python for that. Without a
+    # pause, torch before 2.8 can hang in the next line (pytorch#154976), and Python can
+    # abort while it ends.
+    time.sleep(0.2)
     dist.destroy_process_group()
+
+
+def check_shared_memory(needed):
+    """End with a sentence if /dev/shm, shared by processes, has fewer bytes free."""
+    folder = Path("/dev/shm")
+    free = shutil.disk_usage(folder).free if folder.exists() else needed
+    if free < needed:
+        if os.environ.get("LOCAL_RANK", "0") != "0":  # one rank a node says it
+            sys.exit(2)
+        found = f"{needed / 1e6:.1f} MB are needed there, {free / 1e6:.1f} are free"
+        todo = "Free some, or start the container with docker run --shm-size=1g"
+        sys.exit(f"/dev/shm is too full: {found}. {todo}")
+
+
+def positive_int(text):
+    """Return an argument as a whole number greater than 0."""
+    if not text.isdecimal() or int(text) == 0:
+        problem = f"must be a whole number greater than 0, not {text}"
+        raise argparse.ArgumentTypeError(problem)
+    return int(text)
+
+
+def positive_float(text):
+    """Return an argument as a number greater than 0."""
+    number = float(text)
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"must be greater than 0, not {text}")
+    return number
 
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=2, help="times through the data (2)")
-    parser.add_argument("--batch-size", type=int, default=64, help="images per process (64)")
-    parser.add_argument("--lr", type=float, default=0.005, help="learning rate (0.005)")
-    parser.add_argument("--seed", type=int, default=0, help="for weights and order (0)")
-    parser.add_argument("--max-steps", type=int, help="end an epoch after this many steps")
-    parser.add_argument("--data-dir", type=Path, default=Path(__file__).parents[1] / "data")
-    parser.add_argument("--warm-up", type=int, default=12, help="steps of it (12)")
-    parser.add_argument("--file", type=Path, help="made by create_mnist_h5.py (data/mnist.h5)")
-    parser.add_argument("--workers", type=int, default=1, help="processes that read, a rank (1)")
-    parser.add_argument("--buffer", type=int, default=8, help="chunks shuffled together (8)")
-    parser.add_argument("--no-shuffle", dest="shuffle", action="store_false")
-    parser.add_argument("--stream-only", action="store_true", help="do not train from memory too")
+    add = parser.add_argument
     if os.environ.get("LOCAL_RANK", "0") != "0":  # one rank a node says what is wrong
         parser.error = lambda message: sys.exit(2)
+    add("--epochs", type=positive_int, default=1, help="epochs (1)")
+    add("--batch-size", type=positive_int, default=64, help="per process (64)")
+    add("--lr", type=positive_float, default=0.01, help="of one process (0.01)")
+    add("--seed", type=int, default=0, help="for weights and order (0)")
+    add("--max-steps", type=positive_int, help="end each epoch after so many steps")
+    add("--warm-up", type=positive_int, default=8, help="steps of it (8)")
+    data = Path(__file__).parents[1] / "data" / "mnist.h5"
+    add("--file", type=hdf5_file, default=str(data), help="made by create_mnist_h5.py")
+    add("--workers", type=int, default=1, help="processes that read, per rank (1)")
+    add("--buffer", type=positive_int, default=8, help="chunks shuffled together (8)")
+    add("--no-shuffle", dest="shuffle", action="store_false", help="in file order")
+    add("--stream-only", action="store_true", help="do not train from memory too")
     args = parser.parse_args()
     if "RANK" not in os.environ:
         parser.error("start this lesson with scripts/multinode_setup_and_run.sh")
-    for name, value in vars(args).items():
-        any_number = name in "seed workers shuffle stream_only"
-        if isinstance(value, int | float) and not value > 0 and not any_number:
-            parser.error(f"{name.replace('_', '-')} must be greater than 0, not {value}")
-    args.file = args.file or args.data_dir / "mnist.h5"
-    if not usable(args.file):
-        hint = "python day2/create_mnist_h5.py --force"
-        parser.error(f"{args.file} is missing, damaged or of another kind. Make it: {hint}")
+    if args.workers < 0:
+        parser.error(f"workers must not be negative, but is {args.workers}")
     if ChunkStream(0, int(os.environ["WORLD_SIZE"]), args).steps == 0:
-        parser.error(f"{args.file} has not one batch for each rank. Take a smaller --batch-size.")
+        todo = "Take a smaller --batch-size."
+        parser.error(f"{args.file} has not one batch for each rank. {todo}")
+    # Of each worker, two batches are in use or handed over, and two are read ahead.
+    batches = 4 * args.workers * int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    needed = 10_000 + args.batch_size * (28 * 28 + 8)  # whole pages; 8: the label
+    check_shared_memory(batches * needed)
     return args
 
 

@@ -2,9 +2,10 @@
 
 Builds on: 10_mnist_ddp_pt_multinode.py
 New here:  snapshot, restart, a signal before the end
-Run:       scripts/multinode_setup_and_run.sh --max-restarts 3 day2/12_mnist_ddp_torchrun_elastic.py
-Look for:  => starts: 2, images once an epoch: 60,000 of 60,000, parameters: as without a stop
-Try next:  --crash-at-step 100; kill -9 a rank; kill -TERM all of them, then the same command.
+Run:       scripts/multinode_setup_and_run.sh --max-restarts 3 \
+day2/12_mnist_ddp_torchrun_elastic.py
+Look for:  => starts: ..., images once an epoch: ..., parameters: ...
+Try next:  --crash-at-step 100; kill -9 a rank; kill -TERM one, then the same command.
 """
 
 import argparse
@@ -12,9 +13,10 @@ import os
 import pickle
 import signal
 import sys
-import tempfile
+import time
 import zipfile
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -24,134 +26,215 @@ from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
-
-
-def choose_device(local_rank, local_world_size):
-    """Return this rank's device and the backend that connects such devices."""
-    accelerator = torch.accelerator.is_available() and torch.accelerator.current_accelerator()
-    if not accelerator or accelerator.type == "mps":  # Apple's has no collectives
-        return torch.device("cpu"), "gloo"
-    count = torch.accelerator.device_count()
-    device = torch.device(accelerator.type, local_rank % count)
-    torch.accelerator.set_device_index(device.index)
-    # Slurm may show each task one GPU only: then the node has more than this rank can see.
-    count = max(count, int(os.environ.get("SLURM_GPUS_ON_NODE", 0)))
-    shared = local_world_size > count  # then through gloo: NCCL refuses two ranks on one GPU
-    return device, "gloo" if shared else dist.get_default_backend_for_device(device)
-
-
-def load_mnist(data_dir):
-    """Return images, uint8 [N, 28, 28], and labels, int64 [N]: of training, then of testing."""
-    from torchvision.datasets import MNIST, utils  # here, because the ranks need not wait for it
-
-    # Unpacked for this process alone: whoever shares the files may read one half written.
-    with tempfile.TemporaryDirectory() as folder:
-        (raw := Path(folder, "MNIST", "raw")).mkdir(parents=True)
-        for name, md5 in MNIST.resources:
-            if not utils.check_integrity(archive := data_dir / "MNIST" / "raw" / name, md5):
-                sys.exit(f"{archive} is missing or damaged. Restore it: git checkout data/MNIST")
-            utils.extract_archive(archive, raw)
-        parts = MNIST(folder, train=True), MNIST(folder, train=False)
-    return [tensor for part in parts for tensor in (part.data, part.targets)]
-
-
-def make_images(count):
-    """Return made-up images, uint8 [N, 28, 28], and labels, int64 [N]."""
-    random = torch.Generator().manual_seed(0)
-    labels = torch.randint(10, (count,), generator=random)
-    pictures = torch.randint(256, (10, 28, 28), generator=random)  # one for each label
-    noise = torch.randint(256, (count, 28, 28), generator=random)
-    return torch.where(noise < 128, pictures[labels], noise).byte(), labels
-
-
-class Net(nn.Module):
-    """A small convolutional network: images, uint8 [N, 28, 28], to scores, float32 [N, 10]."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv1 = nn.Conv2d(1, 16, kernel_size=5, stride=2)
-        self.conv2 = nn.Conv2d(16, 32, kernel_size=5, stride=2)
-        self.fc1 = nn.Linear(32 * 4 * 4, 64)
-        self.fc2 = nn.Linear(64, 10)
-
-    def forward(self, images):
-        x = (images[:, None] / 255 - 0.1307) / 0.3081  # to mean 0 and standard deviation 1
-        x = F.relu(self.conv1(x))
-        x = F.relu(self.conv2(x)).flatten(1)
-        return self.fc2(F.relu(self.fc1(x)))
+from torch.utils.data import DataLoader, TensorDataset
+from tqdm import tqdm
 
 
 class Job:
-    """A model in training, and all that it takes to go on from a snapshot."""
+    """A training, and all that it takes to go on from a snapshot of it."""
 
-    def __init__(self, images, args):
-        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        torch.manual_seed(args.seed)  # the same first weights on every rank
-        self.model = DistributedDataParallel(Net().to(images.device))
-        # In its second backward DDP settles in which order it adds the gradients up. Have that
-        # behind us: a job that goes on must add as the one that was stopped.
-        for _ in range(2):
-            self.model(images[:1]).sum().backward()
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=args.lr, momentum=0.9)
-        # New weights may not stand a large rate yet: raise it step by step. LinearLR would take
-        # from a snapshot the rate for as many ranks as there were then.
-        factor, warm_up = self.world_size, args.warm_up
-        self.scheduler = LambdaLR(self.optimizer, lambda s: 1 + (factor - 1) * min(1, s / warm_up))
-        self.epoch, self.seen, self.starts = 0, 0, 1  # seen: images of this epoch, by all ranks
-        self.visits = images.new_zeros(len(images), dtype=torch.int32)
-        self.history = []  # of each step: loss summed over the batch; batch size
-        gpu = images.device.type != "cpu"
-        self.generators = [torch, torch.get_device_module(images.device)] if gpu else [torch]
-        # A snapshot is of use only to a job with the same model, data and arguments.
-        self.kind = str((Net(), len(images), args.batch_size, args.lr, args.warm_up, args.seed))
-
-    def step(self, images, labels):
-        """Train on one batch."""
-        self.optimizer.zero_grad()
-        loss = F.cross_entropy(self.model(images), labels)
-        loss.backward()
-        self.optimizer.step()
-        self.scheduler.step()
-        # No .item() here: the CPU would wait for the GPU in every step.
-        size = loss.new_tensor(len(labels))
-        self.history.append(torch.stack([loss.detach() * size, size]))
+    def __init__(self, model, optimizer, scheduler, images):
+        self.model = model
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.epoch = 0
+        self.seen = 0  # images of this epoch that the ranks together have used
+        self.starts = 1
+        self.losses = torch.empty(0)  # of all steps
+        self.visits = torch.zeros(images, dtype=torch.int64)  # how often each was used
 
     def state_dict(self):
-        """Return what a snapshot holds. Every rank must call this."""
-        history, visits = torch.stack(self.history, dim=1), self.visits.clone()
-        dist.all_reduce(history)
-        dist.all_reduce(visits)
-        state = {"history": history, "visits": visits, "random": [None] * self.world_size}
-        dist.all_gather_object(state["random"], [x.get_rng_state() for x in self.generators])
-        state |= {name: vars(self)[name] for name in ("epoch", "seen", "starts", "kind")}
-        # The model within: DDP would put "module." before each name.
-        state |= {"model": self.model.module.state_dict(), "optimizer": self.optimizer.state_dict()}
-        return state | {"scheduler": self.scheduler.state_dict()}
+        """Return the content of a snapshot. Every rank must call this."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),  # the momentum
+            "scheduler": self.scheduler.state_dict(),  # how far the warm-up is
+            "random": gather(random_state()),  # of every rank: it decides dropout
+            "progress": (self.epoch, self.seen, self.starts + 1),  # of the next start
+            "results": (self.losses, self.visits),
+        }
 
     def load_state_dict(self, state):
-        """Go on where the snapshot was taken, perhaps with another number of ranks."""
-        self.model.module.load_state_dict(state["model"])
+        """Go on from a snapshot, perhaps with another number of ranks."""
+        self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
-        self.scheduler.last_epoch -= 1
-        self.scheduler.step()  # the rate for as many ranks as there are now
-        self.epoch, self.seen, self.starts = state["epoch"], state["seen"], state["starts"] + 1
-        random = state["random"][self.rank % len(state["random"])]
-        for generator, its_state in zip(self.generators, random):
-            generator.set_rng_state(its_state)
-        # Rank 0 carries what all of them have counted until now.
-        carry = int(self.rank == 0)
-        self.visits += carry * state["visits"].to(self.visits.device)
-        self.history = list((carry * state["history"]).to(self.visits.device).unbind(1))
+        set_random_state(state["random"])
+        self.epoch, self.seen, self.starts = state["progress"]
+        self.losses, self.visits = state["results"]
 
 
-def write_scalars(history):
-    """Write the loss over the images seen to runs/, for TensorBoard."""
-    from torch.utils.tensorboard import SummaryWriter  # here, because only rank 0 needs it
+def train_one_epoch(model, loader, optimizer, scheduler, device):
+    """Train on each batch once. Return the loss of every step, float32 [steps]."""
+    losses = []
+    for images, labels in loader:
+        images, labels = images.to(device), labels.to(device)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        losses.append(loss.detach())  # no .item() here: the CPU would wait for the GPU
+    return torch.stack(losses)
 
-    with SummaryWriter(f"runs/{Path(__file__).stem}", purge_step=0) as writer:
-        for step, (loss, size) in zip(history[1].cumsum(0).int().tolist(), history.T.tolist()):
-            writer.add_scalar("loss/train", loss / size, step)
+
+def train(train_set, rank, world_size, device, args, told):
+    """Train up to the end, or until told to stop. Return the job."""
+    torch.manual_seed(args.seed)  # the same first weights on every rank
+    model = Net().to(device)
+    # ddp_model shares model's parameters, and has copied those of rank 0 to all ranks.
+    # Its backward averages gradients, and sends some while it still computes others.
+    ddp_model = DistributedDataParallel(model)
+    settle(ddp_model, device)  # so that every start adds up in the same order
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
+    # At first a large rate can diverge: begin with args.lr, then raise it.
+    scheduler = LambdaLR(optimizer, warm_up(world_size, args))
+    job = Job(model, optimizer, scheduler, len(train_set))
+    resume(job, args)  # from the newest snapshot, if there is one
+    while job.epoch < args.epochs:
+        # All ranks shuffle alike. Of what is left of the epoch each takes every
+        # world_size-th image, as many as it needs until the next snapshot.
+        generator = torch.Generator().manual_seed(args.seed + job.epoch)
+        order = torch.randperm(len(train_set), generator=generator)
+        share = (len(order) - job.seen) // world_size
+        sampler = order[job.seen + rank :: world_size][:share].tolist()
+        sampler = sampler[: args.save_every * args.batch_size]
+        loader = DataLoader(train_set, batch_size=args.batch_size, sampler=sampler)
+        batches = crash_as_told(progress(loader), job, args)
+        losses = train_one_epoch(ddp_model, batches, optimizer, scheduler, device)
+        job.losses = torch.cat([job.losses, mean_over_ranks(losses, world_size).cpu()])
+        job.visits += count_visits(sampler, len(train_set), device)
+        job.seen += len(sampler) * world_size
+        if len(order) - job.seen < world_size:  # no image is left for every rank
+            job.epoch += 1
+            job.seen = 0
+        save_snapshot(job, args)
+        if anyone(told, device):  # then all ranks stop here, after the same step
+            break
+    return job
+
+
+def main(device, args):
+    """Run on every rank: train with snapshots, then again without. Compare."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    told = listen()  # notes the signals that say: the time limit is near
+    train_set, test_set = load_mnist(args.data_dir)
+    train_set = TensorDataset(*train_set[: args.images])  # the same images in each run
+    job = train(train_set, rank, world_size, device, args, told)
+    if job.epoch < args.epochs:
+        if rank == 0:
+            print("Stopped as told. The same command goes on from here.")
+        return
+    other = train_without_stop(train_set, rank, world_size, device, args)
+    if rank == 0:
+        write_scalars(job.losses, args.batch_size * world_size)
+        print(f"test accuracy: {evaluate(job.model, test_set, device):.2%}")
+        finish(job)
+        report(job, other, args)
+
+
+# ---- The same in every lesson that has it; explained on the page of the first one
+
+
+def random_state():
+    """Return the states of this rank's random numbers: CPU, and accelerator if any."""
+    states = [torch.get_rng_state()]
+    if torch.accelerator.is_available():
+        states.append(torch.get_device_module().get_rng_state())
+    return states
+
+
+def set_random_state(states):
+    """Go on with a rank's random numbers. states: of all the ranks that there were."""
+    mine = states[dist.get_rank() % len(states)]
+    torch.set_rng_state(mine[0])
+    if torch.accelerator.is_available() and len(mine) > 1:
+        torch.get_device_module().set_rng_state(mine[1])
+
+
+def settle(ddp_model, device):
+    """Have DDP settle in which order it adds gradients up: in its second backward.
+
+    A job that goes on must add them up as the one that was stopped.
+    """
+    images = torch.zeros(1, 28, 28, dtype=torch.uint8, device=device)
+    for _ in range(2):
+        ddp_model(images).sum().backward()
+
+
+def warm_up(world_size, args):
+    """Return a function of the step: the factor of the learning rate, at first 1.
+
+    It knows how many ranks there are now. LinearLR would take from a snapshot the rate
+    for as many ranks as there were then.
+    """
+
+    def factor(step):
+        return 1 + (world_size - 1) * min(1, step / args.warm_up)
+
+    return factor
+
+
+def crash_as_told(batches, job, args):
+    """Yield the batches. At the first start, fail after the step --crash-at-step."""
+    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    for step, batch in enumerate(batches, start=len(job.losses) + 1):
+        yield batch
+        # Asked for the next batch: the step with this one is done.
+        if step == args.crash_at_step and job.starts == 1 and not restarted:
+            rank = dist.get_rank()
+            if rank == args.crash_rank:
+                raise RuntimeError(f"rank {rank} fails after step {step}, as told")
+
+
+def count_visits(sampler, images, device):
+    """Return how often the ranks use each image. Every rank must call this."""
+    visits = torch.bincount(torch.tensor(sampler), minlength=images).to(device)
+    dist.all_reduce(visits)
+    return visits.cpu()
+
+
+def listen():
+    """Note SIGTERM and SIGUSR1 from now on. Return the list in which they are noted."""
+    told = []
+
+    def note(number, frame):
+        told.append(number)  # acted on later, after the next snapshot
+
+    signal.signal(signal.SIGTERM, note)
+    signal.signal(signal.SIGUSR1, note)
+    return told
+
+
+def anyone(told, device):
+    """Return whether any rank was told to stop. Every rank must call this."""
+    stop = torch.tensor(len(told), device=device)
+    dist.all_reduce(stop, op=dist.ReduceOp.MAX)
+    return stop.item() > 0
+
+
+def snapshot_path():
+    """Return where the newest snapshot is."""
+    return Path("runs", Path(__file__).stem, "snapshot.pt")
+
+
+def kind_of(job, args):
+    """Return what must be the same in a job that goes on from a snapshot."""
+    numbers = (len(job.visits), args.batch_size, args.lr, args.warm_up, args.seed)
+    return f"{job.model} {numbers}"
+
+
+def save_snapshot(job, args):
+    """Write a snapshot, if the losses are finite. Every rank must call this."""
+    state = job.state_dict() | {"kind": kind_of(job, args)}
+    first = dist.get_rank() == 0
+    if not job.losses.isfinite().all():  # the same on all ranks
+        sys.exit("The loss is not finite. Take a smaller --lr." if first else 1)
+    if first:
+        save(state, snapshot_path())
+        where = f"in epoch {job.epoch} after {job.seen:,} images"
+        loss = f"loss {job.losses[-1]:.4f}"
+        print(f"step {len(job.losses)}: snapshot {where}, {loss}")
 
 
 def save(state, path):
@@ -164,131 +247,251 @@ def save(state, path):
         sys.exit(f"{temporary} could not be written. Is the disk full?")
     if path.exists():
         path.replace(path.with_suffix(".before"))
-    temporary.replace(path)  # at once: nobody ever sees half a file under this name
+    temporary.replace(path)  # nobody ever sees half a file under this name
+
+
+def resume(job, args):
+    """Load the newest whole snapshot, if there is one. Every rank must call this."""
+    rank = dist.get_rank()
+    path = snapshot_path()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found = [load(path) if rank == 0 else None]
+    dist.broadcast_object_list(found)  # rank 0 chooses for all
+    state = found[0]
+    if state is None:
+        return
+    if state.get("kind") != kind_of(job, args):
+        todo = "Repeat those, or delete the file."
+        sys.exit(1 if rank else f"{path} is of a job with other arguments. {todo}")
+    job.load_state_dict(state)
+    # The rate is still that for as many ranks as there were. Compute it again.
+    job.scheduler.last_epoch -= 1
+    job.scheduler.step()
+    if rank == 0:
+        where = f"in epoch {job.epoch} after {job.seen:,} images"
+        print(f"start {job.starts}: goes on {where}")
 
 
 def load(path):
     """Return the newest snapshot that is whole, or None where there is none."""
+    damaged = (zipfile.BadZipFile, RuntimeError, EOFError, pickle.UnpicklingError)
     for file in (path, path.with_suffix(".before")):
         try:
-            if zipfile.ZipFile(file).testzip() is None:  # torch.load overlooks a wrong bit
-                return torch.load(file, map_location="cpu", weights_only=True)  # runs no code
+            if zipfile.ZipFile(file).testzip() is None:  # torch.load misses a wrong bit
+                # weights_only: runs no code that somebody has put into the file
+                return torch.load(file, map_location="cpu", weights_only=True)
             problem = "a checksum is wrong"
         except FileNotFoundError:
             continue
-        except (zipfile.BadZipFile, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        except damaged as error:
             problem = str(error).partition("\n")[0]
         print(f"{file} cannot be used: {problem}")
     return None
 
 
-def anyone(told, device):
-    """Return whether any rank was told to stop: all stop after the same step, or none."""
-    stop = torch.tensor(len(told), device=device)
-    dist.all_reduce(stop, op=dist.ReduceOp.MAX)
-    return stop.item() > 0
+def train_without_stop(train_set, rank, world_size, device, args):
+    """Train again, each epoch in one piece. Return the model. All ranks call this."""
+    torch.manual_seed(args.seed)
+    model = Net().to(device)
+    ddp_model = DistributedDataParallel(model)
+    settle(ddp_model, device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
+    scheduler = LambdaLR(optimizer, warm_up(world_size, args))
+    for epoch in range(args.epochs):
+        generator = torch.Generator().manual_seed(args.seed + epoch)
+        order = torch.randperm(len(train_set), generator=generator)
+        sampler = order[rank::world_size][: len(order) // world_size].tolist()
+        loader = DataLoader(train_set, batch_size=args.batch_size, sampler=sampler)
+        train_one_epoch(ddp_model, progress(loader), optimizer, scheduler, device)
+    return model
 
 
-def train(job, images, labels, args, path=None, told=()):
-    """Train to the end and return True, or False where told to stop. Without path save nothing."""
-    crash = path and job.starts == 1 and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
-    while job.epoch < args.epochs:
-        # As DistributedSampler does, but of what the epoch has left: shuffle, then share out.
-        random = torch.Generator().manual_seed(args.seed + job.epoch)
-        rest = torch.randperm(len(images), generator=random)[job.seen :]
-        mine = rest[job.rank :: job.world_size][: len(rest) // job.world_size].to(images.device)
-        for indices in mine.split(args.batch_size) if len(mine) else ():
-            job.step(images.index_select(0, indices), labels.index_select(0, indices))
-            job.visits[indices] += 1
-            job.seen += len(indices) * job.world_size
-            step = len(job.history)
-            if crash and step == args.crash_at_step and job.rank == args.crash_rank:
-                raise RuntimeError(f"rank {job.rank} fails after step {step}, as it was told to")
-            stop = path and step % 10 == 0 and anyone(told, images.device)  # to ask takes time
-            if stop or (path and step % args.save_every == 0):
-                state = job.state_dict()
-                if not state["history"].isfinite().all():  # the same on all ranks
-                    sys.exit(1 if job.rank else "The loss is not finite. Take a smaller --lr.")
-                if job.rank == 0:
-                    save(state, path)
-                    print(f"step {step}: snapshot in epoch {job.epoch} after {job.seen:,} images")
-            if stop:
-                return False
-        job.epoch, job.seen = job.epoch + 1, 0
-    return True
+def finish(job):
+    """Write the model to runs/, delete the snapshots: also what a kill in save left."""
+    folder = snapshot_path().parent
+    torch.save(job.model.state_dict(), folder / "model.tmp")
+    (folder / "model.tmp").replace(folder / "model.pt")
+    for file in folder.glob("snapshot.*"):
+        file.unlink()
 
 
-def main(device, data, args):
-    """Run on every rank: train with snapshots, then at a stretch without them. Compare."""
-    images, labels = data[0].to(device), data[1].to(device)
-    path, told = Path("runs", Path(__file__).stem, "snapshot.pt"), []
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for number in (signal.SIGTERM, signal.SIGUSR1):  # a time limit comes near, others need the node
-        signal.signal(number, lambda *_: told.append(True))  # noted now, acted on after a step
-    job = Job(images, args)
-    snapshot = [load(path) if job.rank == 0 else None]
-    dist.broadcast_object_list(snapshot)  # rank 0 chooses for all
-    if snapshot[0]:
-        if snapshot[0].get("kind") != job.kind:
-            message = f"{path} is of a job with other arguments. Repeat those, or delete the file."
-            sys.exit(1 if job.rank else message)
-        job.load_state_dict(snapshot[0])
-        if job.rank == 0:
-            print(f"start {job.starts}: goes on in epoch {job.epoch} after {job.seen:,} images")
-    if not train(job, images, labels, args, path, told):
-        if job.rank == 0:
-            print("Stopped as told. The same command goes on from here.")
-        return
-    result, other = job.state_dict(), Job(images, args)
-    train(other, images, labels, args)
-    if job.rank == 0:
-        write_scalars(result["history"])
-        torch.save(result["model"], path.with_name("model.pt"))
-        for file in path.parent.glob("snapshot.*"):  # also what a kill in save has left
-            file.unlink()
-        pairs = zip(job.model.parameters(), other.model.parameters())
-        same = "as without a stop" if all(torch.equal(*pair) for pair in pairs) else "DIFFERENT"
-        once = f"{(result['visits'] == args.epochs).sum():,} of {len(images):,}"
-        print(f"=> starts: {job.starts}, images once an epoch: {once}, parameters: {same}")
+def report(job, other, args):
+    """Print if the job used each image, and has the other model's parameters."""
+    once = (job.visits == args.epochs).sum().item()
+    pairs = zip(job.model.parameters(), other.parameters(), strict=True)
+    same = all(torch.equal(mine, its) for mine, its in pairs)
+    parameters = "as without a stop" if same else "DIFFERENT"
+    visits = f"images once an epoch: {once:,} of {len(job.visits):,}"
+    print(f"=> starts: {job.starts}, {visits}, parameters: {parameters}")
+
+
+def gather(value):
+    """Return the values of all ranks, in rank order. Every rank must call this."""
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def mean_over_ranks(losses, world_size):
+    """Return each step's mean loss over all ranks. Every rank must call this."""
+    if world_size > 1:
+        dist.all_reduce(losses)  # each rank knows only the losses of its own images
+    return losses / world_size
+
+
+@torch.inference_mode()
+def evaluate(model, test_set, device):
+    """Return the share of the test images that the model gets right, from 0 to 1."""
+    correct = 0
+    for images, labels in DataLoader(test_set, batch_size=1000):
+        images, labels = images.to(device), labels.to(device)
+        correct += (model(images).argmax(dim=1) == labels).sum().item()
+    return correct / len(test_set)
+
+
+def write_scalars(losses, batch_size):
+    """Write the loss of each step to runs/, over the images seen, for TensorBoard."""
+    from torch.utils.tensorboard import SummaryWriter  # here: only rank 0 needs it
+
+    with SummaryWriter(f"runs/{Path(__file__).stem}", purge_step=0) as writer:
+        for step, loss in enumerate(losses.tolist(), start=1):
+            writer.add_scalar("loss/train", loss, step * batch_size)
+
+
+def load_mnist(data_dir):
+    """Return training set and test set: images, uint8 [N, 28, 28], and labels, [N]."""
+    from torchvision.datasets import MNIST  # here, because importing it takes a second
+
+    train_set, test_set = MNIST(data_dir, train=True), MNIST(data_dir, train=False)
+    return [TensorDataset(part.data, part.targets) for part in (train_set, test_set)]
+
+
+def progress(loader, max_steps=None):
+    """Return the loader's first batches, with a bar if rank 0 writes to a terminal."""
+    steps = min(len(loader), max_steps or len(loader))
+    hidden = None if os.environ.get("RANK", "0") == "0" else True
+    # disable=None hides the bar where there is no terminal.
+    return tqdm(islice(loader, steps), total=steps, disable=hidden, leave=False)
+
+
+class Net(nn.Module):
+    """A small convolutional network: uint8 [N, 28, 28] to scores, float32 [N, 10]."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 16, kernel_size=5, stride=2)
+        self.conv2 = nn.Conv2d(16, 32, kernel_size=5, stride=2)
+        self.fc1 = nn.Linear(32 * 4 * 4, 64)
+        self.fc2 = nn.Linear(64, 10)
+
+    def forward(self, images):
+        x = images.unsqueeze(1) / 255  # float32 [N, 1, 28, 28], from 0 to 1
+        x = (x - 0.1307) / 0.3081  # mean 0 and standard deviation 1
+        x = F.relu(self.conv1(x))
+        x = F.relu(self.conv2(x)).flatten(1)
+        x = F.relu(self.fc1(x))
+        return self.fc2(x)
+
+
+def choose_device(local_rank, local_world_size):
+    """Return this rank's device and the backend that connects such devices."""
+    count = torch.accelerator.device_count()
+    kind = torch.accelerator.current_accelerator().type if count else "cpu"
+    if kind in ("cpu", "mps"):  # there are no collectives for Apple's GPU
+        return torch.device("cpu"), "gloo"
+    device = torch.device(kind, local_rank % count)
+    # Where Slurm shows each task only its own GPU, count is 1. If srun has started each
+    # rank as a task, take the number of GPUs of the node.
+    if os.environ.get("SLURM_STEP_NUM_TASKS") == os.environ.get("WORLD_SIZE", "1"):
+        count = max(count, int(os.environ.get("SLURM_GPUS_ON_NODE", 0)))
+    shared = local_world_size > count
+    if kind == "xpu" and (shared or not dist.is_xccl_available()):
+        return torch.device("cpu"), "gloo"  # gloo cannot carry tensors of Intel's GPUs
+    torch.accelerator.set_device_index(device.index)
+    # We compare runs: a run must give the same numbers again, with little rounding
+    # (TF32 keeps 11 of float32's 24 bits). A real job may leave out these four lines.
+    torch.backends.cudnn.deterministic = True  # NVIDIA and AMD
+    torch.backends.mkldnn.deterministic = True  # Intel
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False  # True in NVIDIA's containers
+    # NCCL refuses two ranks on one GPU, so gloo connects ranks that share one.
+    backend = "gloo" if shared else dist.get_default_backend_for_device(device)
+    return device, backend
 
 
 def start(*arguments):
-    """Be one rank, as the variables say: join the process group, run main, leave the group."""
-    local_rank, local_world_size = int(os.environ["LOCAL_RANK"]), os.environ.get("LOCAL_WORLD_SIZE")
-    device, backend = choose_device(local_rank, int(local_world_size or 1))
-    gloo, wait = backend == "gloo", timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
-    dist.init_process_group(backend, timeout=wait, device_id=None if gloo else device)
+    """Run as one rank: join the process group, call main, leave the group."""
+    local_rank = int(os.environ["LOCAL_RANK"])
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    device, backend = choose_device(local_rank, local_world_size)
+    timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
+    device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
+    dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     if dist.get_rank() == 0:
-        print(f"ranks: {dist.get_world_size()}, device: {device.type}, backend: {backend}")
+        setting = f"device: {device.type}, backend: {backend}"
+        print(f"ranks: {dist.get_world_size()}, {setting}")
     main(device, *arguments)
-    dist.barrier()  # leave together; a rank that fails never gets here and ends the job
+    dist.barrier()  # leave together; if a rank fails before, the job ends there
+    # gloo's threads may still be freeing tensors, and need Python for that. Without a
+    # pause, torch before 2.8 can hang in the next line (pytorch#154976), and Python can
+    # abort while it ends.
+    time.sleep(0.2)
     dist.destroy_process_group()
+
+
+def positive_int(text):
+    """Return an argument as a whole number greater than 0."""
+    if not text.isdecimal() or int(text) == 0:
+        problem = f"must be a whole number greater than 0, not {text}"
+        raise argparse.ArgumentTypeError(problem)
+    return int(text)
+
+
+def positive_float(text):
+    """Return an argument as a number greater than 0."""
+    number = float(text)
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"must be greater than 0, not {text}")
+    return number
+
+
+def mnist_folder(text):
+    """Return an argument as a path, if MNIST is there, in files of the right size."""
+    sizes = {"train-images-idx3": 47_040_016, "train-labels-idx1": 60_008}
+    sizes |= {"t10k-images-idx3": 7_840_016, "t10k-labels-idx1": 10_008}
+    for name, size in sizes.items():
+        file = Path(text, "MNIST", "raw", f"{name}-ubyte")
+        if not file.exists() or file.stat().st_size != size:
+            todo = "Restore it: git checkout data/MNIST"
+            raise argparse.ArgumentTypeError(f"{file} is missing or damaged. {todo}")
+    return Path(text)
 
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=2, help="times through the data (2)")
-    parser.add_argument("--batch-size", type=int, default=64, help="images per process (64)")
-    parser.add_argument("--lr", type=float, default=0.005, help="learning rate (0.005)")
-    parser.add_argument("--seed", type=int, default=0, help="for weights and order (0)")
-    parser.add_argument("--data-dir", type=Path, default=Path(__file__).parents[1] / "data")
-    parser.add_argument("--warm-up", type=int, default=12, help="steps of it (12)")
-    parser.add_argument("--made-up", type=int, metavar="N", help="use N made-up images, not MNIST")
-    parser.add_argument("--save-every", type=int, default=50, help="steps between snapshots (50)")
-    parser.add_argument("--crash-at-step", type=int, help="have a rank fail, to see what happens")
-    parser.add_argument("--crash-rank", type=int, default=0, help="which one (0)")
+    add = parser.add_argument
     if os.environ.get("LOCAL_RANK", "0") != "0":  # one rank a node says what is wrong
         parser.error = lambda message: sys.exit(2)
+    add("--epochs", type=positive_int, default=1, help="epochs (1)")
+    add("--batch-size", type=positive_int, default=64, help="per process (64)")
+    add("--lr", type=positive_float, default=0.01, help="of one process (0.01)")
+    add("--seed", type=int, default=0, help="for weights and order (0)")
+    add("--images", type=positive_int, default=60_000, help="training images (60000)")
+    data = Path(__file__).parents[1] / "data"
+    add("--data-dir", type=mnist_folder, default=str(data), help="where MNIST is")
+    add("--warm-up", type=positive_int, default=8, help="steps of it (8)")
+    add("--save-every", type=positive_int, default=50, help="steps per snapshot (50)")
+    add("--crash-at-step", type=positive_int, help="have a rank fail after this step")
+    add("--crash-rank", type=int, default=0, help="which one (0)")
     args = parser.parse_args()
     if "RANK" not in os.environ:
         parser.error("start this lesson with scripts/multinode_setup_and_run.sh")
-    for name, value in vars(args).items():
-        if isinstance(value, int | float) and not value > 0 and name not in "seed crash_rank":
-            parser.error(f"{name.replace('_', '-')} must be greater than 0, not {value}")
+    ranks = int(os.environ["WORLD_SIZE"])
+    if args.images < ranks:
+        parser.error(f"images must be at least {ranks}: one for each of the ranks")
     return args
 
 
 if __name__ == "__main__":
     args = parse_args()
-    data = make_images(args.made_up) if args.made_up else load_mnist(args.data_dir)
-    record(start)(data, args)  # tells torchrun which rank failed first, and of what
+    record(start)(args)  # tells torchrun which rank failed first, and why

@@ -1,18 +1,15 @@
-"""Lesson 13: what a real job adds: precision, accumulation, decay, checkpoints, evaluation.
+"""Lesson 13: what a real job adds: precision, accumulation, decay, checkpoints, tests.
 
 Builds on: 10_mnist_ddp_pt_multinode.py
-New here:  mixed precision, gradient accumulation, evaluation on all ranks
+New here:  autocast, no_sync, gradient clipping, checkpoint, evaluation on all ranks
 Run:       scripts/multinode_setup_and_run.sh day2/13_mnist_ddp_recipe.py
-Look for:  => fp32: losses within 2e-07 of one process; 10,000 of 10,000 tested, loss within 4e-09
-Try next:  --precision bf16; --batch-size 16 --accumulate 4; --compile; 3 ranks: all still counted?
+Look for:  => ...: losses within ... of one process; ... of 10,000 tested ...
+Try next:  --precision bf16; --batch-size 16 --accumulate 4; 3 ranks: all still tested?
 """
 
 import argparse
-import math
 import os
-import shutil
 import sys
-import tempfile
 import time
 from contextlib import nullcontext
 from datetime import timedelta
@@ -24,86 +21,258 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import ChainedScheduler, CosineAnnealingLR, LinearLR
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from tqdm import tqdm
 
-PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def choose_device(local_rank, local_world_size):
-    """Return this rank's device and the backend that connects such devices."""
-    accelerator = torch.accelerator.is_available() and torch.accelerator.current_accelerator()
-    if not accelerator or accelerator.type == "mps":  # Apple's has no collectives
-        return torch.device("cpu"), "gloo"
-    count = torch.accelerator.device_count()
-    device = torch.device(accelerator.type, local_rank % count)
-    torch.accelerator.set_device_index(device.index)
-    # Slurm may show each task one GPU only: then the node has more than this rank can see.
-    count = max(count, int(os.environ.get("SLURM_GPUS_ON_NODE", 0)))
-    shared = local_world_size > count  # then through gloo: NCCL refuses two ranks on one GPU
-    return device, "gloo" if shared else dist.get_default_backend_for_device(device)
+def train_one_epoch(model, loader, optimizer, scheduler, scaler, device, args):
+    """Train, args.accumulate batches a step. Return the loss of every step, [steps]."""
+    dtype = PRECISIONS[args.precision]
+    model.train()
+    losses = []
+    for images, labels in loader:
+        images, labels = images.to(device), labels.to(device)
+        last = (len(losses) + 1) % args.accumulate == 0  # the last batch of a step
+        # One message per step: the ranks average in its last backward only. DDP decides
+        # in the forward pass whether to, so that must be inside no_sync as well.
+        with nullcontext() if last else model.no_sync():
+            # Weights and gradients stay fp32, what is multiplied is rounded. Backward
+            # computes in the types that forward has used, so it needs no autocast.
+            with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+                loss = F.cross_entropy(model(images), labels)
+            scaler.scale(loss / args.accumulate).backward()  # gradients add up
+        if last:
+            scaler.unscale_(optimizer)  # clip the gradients as they are, not scaled
+            nn.utils.clip_grad_norm_(model.parameters(), args.clip)
+            # fp16 ends at 65,504. If a gradient is not finite, the scaler leaves the
+            # step out and lowers its scale. The learning rate must wait as well.
+            scale = scaler.get_scale()
+            scaler.step(optimizer)
+            scaler.update()
+            if scaler.get_scale() >= scale:
+                scheduler.step()
+            optimizer.zero_grad()
+        losses.append(loss.detach())  # no .item() here: the CPU would wait for the GPU
+    return torch.stack(losses).view(-1, args.accumulate).mean(dim=1)
+
+
+def train(train_set, test_set, rank, world_size, lr, device, args):
+    """Train a new model. Return the losses of all steps, and the counts of the test."""
+    global_batch_size = args.batch_size * args.accumulate * world_size
+    torch.manual_seed(args.seed)  # the same first weights on every rank
+    model = Net().to(device)
+    # ddp_model shares model's parameters, and has copied those of rank 0 to all ranks.
+    # Its backward averages gradients, and sends some while it still computes others.
+    ddp_model = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    # All ranks make the same shuffled list. Rank r takes entries r, r + world_size, ...
+    sampler = DistributedSampler(train_set, world_size, rank, seed=args.seed)
+    # Whole batches and whole steps only: then all images count the same.
+    loader = DataLoader(train_set, args.batch_size, sampler=sampler, drop_last=True)
+    steps = len(loader) // args.accumulate
+    steps = min(steps, args.max_steps or steps)
+    # At first a large rate can diverge: begin with a tenth, then raise it to lr.
+    warm_up = LinearLR(optimizer, start_factor=0.1, total_iters=args.warm_up)
+    decay = CosineAnnealingLR(optimizer, T_max=args.epochs * steps)  # at the end 0
+    scheduler = ChainedScheduler([warm_up, decay])  # the product of both
+    scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
+    losses = []
+    for epoch in range(args.epochs):
+        sampler.set_epoch(epoch)  # without this every epoch has the same order
+        begin = time.perf_counter()
+        batches = progress(loader, steps * args.accumulate)
+        epoch_losses = train_one_epoch(
+            ddp_model, batches, optimizer, scheduler, scaler, device, args
+        )
+        losses.append(mean_over_ranks(epoch_losses, world_size))
+        report_epoch(epoch, losses[-1], steps * global_batch_size, begin)
+        correct, tested = evaluate_together(model, test_set, rank, world_size, device)
+        if rank == 0:
+            path = save_checkpoint(epoch, model, optimizer, scheduler, scaler)
+            print(f"test accuracy: {correct / tested:.2%}, saved: {path.name}")
+    return torch.cat(losses), correct, tested
+
+
+@torch.inference_mode()
+def evaluate_together(model, test_set, rank, world_size, device):
+    """Return two numbers: of correct answers, of images. Every rank must call this."""
+    model.eval()  # no dropout; BatchNorm takes the averages that it has kept
+    # DistributedSampler would take some images twice, to give all ranks equally many.
+    sampler = range(rank, len(test_set), world_size)
+    counts = torch.zeros(2, dtype=torch.int64, device=device)
+    for images, labels in DataLoader(test_set, batch_size=1000, sampler=sampler):
+        images, labels = images.to(device), labels.to(device)
+        counts[0] += (model(images).argmax(dim=1) == labels).sum()
+        counts[1] += len(labels)
+    dist.all_reduce(counts)  # counts, not shares: the parts may differ in size
+    return counts.tolist()
+
+
+def main(device, args):
+    """Run on every rank: train, then compare with one process that trains plainly."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    train_set, test_set = load_mnist(args.data_dir)
+    if args.precision == "auto":
+        args.precision = choose_precision(device)
+    factor = args.accumulate * world_size
+    lr = args.lr * factor  # the linear scaling rule: so much larger is the global batch
+    report_setting(lr, args)
+    results = train(train_set, test_set, rank, world_size, lr, device, args)
+    losses, correct, tested = results
+    if rank == 0:
+        write_scalars(losses, args.batch_size * factor)
+        gap = gap_to_plain_training(losses, train_set, lr, device, args)
+        proof = f"{args.precision}: losses within {gap:.0e} of one process"
+        same = test_checkpoint(correct / tested, test_set, device, args)
+        print(f"=> {proof}; {tested:,} of {len(test_set):,} tested {same}")
+
+
+# ---- The same in every lesson that has it; explained on the page of the first one
 
 
 def choose_precision(device):
     """Return the name of the precision that pays on this device."""
     if device.type == "cpu":
         return "fp32"  # few CPUs can multiply in bf16; on the others it is slower
-    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+    emulated = {"including_emulation": False}
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported(**emulated):
         return "fp16"  # older GPUs
     return "bf16"
 
 
+def report_setting(lr, args):
+    """Print precision, global batch and learning rate, on rank 0."""
+    sizes = f"{args.batch_size} x {args.accumulate} x {dist.get_world_size()}"
+    if dist.get_rank() == 0:
+        print(f"{args.precision}, global batch {sizes}, highest learning rate {lr:g}")
+
+
+def checkpoint_file(epoch):
+    """Return the path of the checkpoint that is written after an epoch."""
+    return Path("runs", Path(__file__).stem, f"checkpoint_epoch_{epoch}.pt")
+
+
+def save_checkpoint(epoch, model, optimizer, scheduler, scaler):
+    """Write to runs/ all that it takes to go on after this epoch. Return the file.
+
+    First under another name: a file that has the right name is then always whole.
+    """
+    path = checkpoint_file(epoch)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    state = {
+        "epoch": epoch,
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "scheduler": scheduler.state_dict(),
+        "scaler": scaler.state_dict(),
+    }
+    torch.save(state, path.with_suffix(".tmp"))
+    path.with_suffix(".tmp").replace(path)
+    return path
+
+
+def gap_to_plain_training(losses, train_set, lr, device, args):
+    """Train on this process alone: whole global batches, in fp32, nothing accumulated.
+
+    Return the largest difference of the first 10 losses: later, training makes any
+    difference in rounding grow. Only rank 0 calls this.
+    """
+    steps = min(10, len(losses) // args.epochs)
+    batch_size = args.batch_size * args.accumulate * dist.get_world_size()
+    print(f"now one process alone: {steps} batches of {batch_size} images in fp32")
+    torch.manual_seed(args.seed)
+    model = Net().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    warm_up = LinearLR(optimizer, start_factor=0.1, total_iters=args.warm_up)
+    decay = CosineAnnealingLR(optimizer, T_max=len(losses))
+    scheduler = ChainedScheduler([warm_up, decay])
+    # DistributedSampler shuffles so too. A step of all ranks together takes the next
+    # batch_size entries of this list.
+    generator = torch.Generator().manual_seed(args.seed)
+    batches = torch.randperm(len(train_set), generator=generator).split(batch_size)
+    differences = []
+    for loss, indices in zip(losses[:steps], batches[:steps], strict=True):
+        images, labels = train_set[indices]
+        optimizer.zero_grad()
+        expected = F.cross_entropy(model(images.to(device)), labels.to(device))
+        expected.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), args.clip)
+        optimizer.step()
+        scheduler.step()
+        differences.append((loss - expected).abs().item())
+    return torch.tensor(differences).max().item()  # NaN if one of them is
+
+
+def test_checkpoint(accuracy, test_set, device, args):
+    """Test the last checkpoint's model on this process alone. Return the verdict.
+
+    accuracy: what all ranks found together. Only rank 0 calls this.
+    """
+    path = checkpoint_file(args.epochs - 1)
+    state = torch.load(path, map_location=device, weights_only=True)  # runs no code
+    model = Net().to(device)
+    model.load_state_dict(state["model"])
+    model.eval()
+    # Rounding may decide a few answers that are nearly even.
+    gap = abs(evaluate(model, test_set, device) - accuracy)
+    return "alike" if gap < 5e-4 else "DIFFERENTLY"
+
+
+def mean_over_ranks(losses, world_size):
+    """Return each step's mean loss over all ranks. Every rank must call this."""
+    if world_size > 1:
+        dist.all_reduce(losses)  # each rank knows only the losses of its own images
+    return losses / world_size
+
+
+def report_epoch(epoch, losses, images, begin):
+    """Print the mean loss of an epoch's steps, and images/s, on rank 0."""
+    loss = losses.mean().item()  # waits for the device: only now may we read the clock
+    speed = images / (time.perf_counter() - begin)
+    if os.environ.get("RANK", "0") == "0":
+        print(f"epoch {epoch}: loss {loss:.4f}, {speed:,.0f} images/s")
+
+
+@torch.inference_mode()
+def evaluate(model, test_set, device):
+    """Return the share of the test images that the model gets right, from 0 to 1."""
+    correct = 0
+    for images, labels in DataLoader(test_set, batch_size=1000):
+        images, labels = images.to(device), labels.to(device)
+        correct += (model(images).argmax(dim=1) == labels).sum().item()
+    return correct / len(test_set)
+
+
+def write_scalars(losses, batch_size):
+    """Write the loss of each step to runs/, over the images seen, for TensorBoard."""
+    from torch.utils.tensorboard import SummaryWriter  # here: only rank 0 needs it
+
+    with SummaryWriter(f"runs/{Path(__file__).stem}", purge_step=0) as writer:
+        for step, loss in enumerate(losses.tolist(), start=1):
+            writer.add_scalar("loss/train", loss, step * batch_size)
+
+
 def load_mnist(data_dir):
-    """Return images, uint8 [N, 28, 28], and labels, int64 [N]: of training, then of testing."""
-    from torchvision.datasets import MNIST, utils  # here, because the ranks need not wait for it
+    """Return training set and test set: images, uint8 [N, 28, 28], and labels, [N]."""
+    from torchvision.datasets import MNIST  # here, because importing it takes a second
 
-    # Unpacked for this process alone: whoever shares the files may read one half written.
-    with tempfile.TemporaryDirectory() as folder:
-        (raw := Path(folder, "MNIST", "raw")).mkdir(parents=True)
-        for name, md5 in MNIST.resources:
-            if not utils.check_integrity(archive := data_dir / "MNIST" / "raw" / name, md5):
-                sys.exit(f"{archive} is missing or damaged. Restore it: git checkout data/MNIST")
-            utils.extract_archive(archive, raw)
-        parts = MNIST(folder, train=True), MNIST(folder, train=False)
-    return [tensor for part in parts for tensor in (part.data, part.targets)]
+    train_set, test_set = MNIST(data_dir, train=True), MNIST(data_dir, train=False)
+    return [TensorDataset(part.data, part.targets) for part in (train_set, test_set)]
 
 
-def load_folder(folder):
-    """Return the data sets of training and testing: pictures in train/CLASS and test/CLASS."""
-    from torchvision.datasets import ImageFolder
-    from torchvision.transforms import Compose, Grayscale, PILToTensor, Resize
-
-    to_tensor = Compose([Grayscale(), Resize((28, 28)), PILToTensor()])  # what Net takes
-    try:
-        data = [ImageFolder(folder / part, to_tensor) for part in ("train", "test")]
-        # Each part numbers its classes by itself: with one missing, all after it would be wrong.
-        if data[0].classes != data[1].classes or len(data[0].classes) > 10:
-            raise ValueError(f"train and test in {folder} must have the same classes, at most 10")
-    except (OSError, ValueError) as error:
-        sys.exit(str(error) if os.environ["LOCAL_RANK"] == "0" else 2)
-    return data
-
-
-def make_loader(data, sampler, batch_size, args):
-    """Return a loader of batches in the sampler's order. args.workers processes read ahead."""
-    # Persistent: else each epoch would start new ones.
-    options = {"num_workers": args.workers, "persistent_workers": args.workers > 0}
-    options["pin_memory"] = torch.cuda.is_available()
-    return DataLoader(data, batch_size, sampler=sampler, **options)
-
-
-def batches(loader, device, count=None):
-    """Yield the loader's images and labels batch by batch; no more than count batches."""
-    count = min(count or len(loader), len(loader))
-    hidden = os.environ.get("RANK", "0") != "0" or None  # None: shown on a terminal only
-    for images, labels in tqdm(islice(loader, count), total=count, disable=hidden, leave=False):
-        images = images.view(-1, 28, 28)  # pictures from files come as [N, 1, 28, 28]
-        yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+def progress(loader, max_steps=None):
+    """Return the loader's first batches, with a bar if rank 0 writes to a terminal."""
+    steps = min(len(loader), max_steps or len(loader))
+    hidden = None if os.environ.get("RANK", "0") == "0" else True
+    # disable=None hides the bar where there is no terminal.
+    return tqdm(islice(loader, steps), total=steps, disable=hidden, leave=False)
 
 
 class Net(nn.Module):
-    """A small convolutional network: images, uint8 [N, 28, 28], to scores, float32 [N, 10]."""
+    """A small convolutional network: uint8 [N, 28, 28] to scores, float32 [N, 10]."""
 
     def __init__(self):
         super().__init__()
@@ -113,203 +282,114 @@ class Net(nn.Module):
         self.fc2 = nn.Linear(64, 10)
 
     def forward(self, images):
-        x = (images[:, None] / 255 - 0.1307) / 0.3081  # to mean 0 and standard deviation 1
+        x = images.unsqueeze(1) / 255  # float32 [N, 1, 28, 28], from 0 to 1
+        x = (x - 0.1307) / 0.3081  # mean 0 and standard deviation 1
         x = F.relu(self.conv1(x))
         x = F.relu(self.conv2(x)).flatten(1)
-        return self.fc2(F.relu(self.fc1(x)))
+        x = F.relu(self.fc1(x))
+        return self.fc2(x)
 
 
-def train_one_epoch(model, optimizer, scheduler, scaler, batches, args):
-    """Train on each batch once, args.accumulate a step. Return [2, steps]: loss summed; images."""
-    history, dtype = [], PRECISIONS[args.precision]
-    model.train()
-    while group := list(islice(batches, args.accumulate)):
-        optimizer.zero_grad()
-        # The mean over the group: its images are counted, because an epoch's last group is smaller.
-        count, loss_sum = sum(len(labels) for _, labels in group), 0
-        for i, (images, labels) in enumerate(group):
-            # The ranks average in the last backward only: one message a step. It is in the forward
-            # pass that DDP looks whether to, so that must be inside as well.
-            with model.no_sync() if i + 1 < len(group) else nullcontext():
-                # Weights and gradients stay fp32; what is multiplied is rounded. Forward only:
-                # backward computes in the types that forward has used.
-                with torch.autocast(images.device.type, dtype, enabled=dtype is not None):
-                    loss = F.cross_entropy(model(images), labels, reduction="sum")
-                scaler.scale(loss / count).backward()
-            loss_sum += loss.detach()
-        # fp16 ends at 65,504. If a gradient is not finite, the scaler leaves the step out and
-        # halves its scale. All ranks do so, for they have the same gradients: averaged ones.
-        scale = scaler.get_scale()
-        scaler.step(optimizer)
-        scaler.update()
-        if scaler.get_scale() >= scale:  # a step that was left out is none for the learning rate
-            scheduler.step()
-        # No .item() here: the CPU would wait for the GPU in every step.
-        history.append(torch.stack([loss_sum, loss_sum.new_tensor(count)]))
-    return torch.stack(history, dim=1)
-
-
-def evaluate(net, batches):
-    """Return sums over the batches, [3]: loss, right ones, images."""
-    sums = torch.zeros(3, device=net.fc1.weight.device)  # a rank may have no batch at all
-    net.eval()  # no dropout; BatchNorm takes the averages that it has kept
-    with torch.no_grad():
-        for images, labels in batches:
-            scores = net(images)
-            sums[0] += F.cross_entropy(scores, labels, reduction="sum")
-            sums[1] += (scores.argmax(1) == labels).sum()
-            sums[2] += len(labels)
-    return sums
-
-
-def write_scalars(history):
-    """Write the loss over the images seen to runs/, for TensorBoard."""
-    from torch.utils.tensorboard import SummaryWriter  # here, because only rank 0 needs it
-
-    with SummaryWriter(f"runs/{Path(__file__).stem}", purge_step=0) as writer:
-        for step, (loss, size) in zip(history[1].cumsum(0).int().tolist(), history.T.tolist()):
-            writer.add_scalar("loss/train", loss / size, step)
-
-
-def save(path, epoch, *parts):
-    """Write a checkpoint: the states of model, optimizer, scheduler and scaler."""
-    names = ("model", "optimizer", "scheduler", "scaler")
-    state = {"epoch": epoch} | {name: part.state_dict() for name, part in zip(names, parts)}
-    temporary = path.with_suffix(f".{os.getpid()}")
-    torch.save(state, temporary)
-    temporary.replace(path)  # at once: nobody ever sees half a file under this name
-
-
-def prepare(steps, device, args):
-    """Return a new model, its optimizer, scheduler and scaler, for so many steps in all."""
-    torch.manual_seed(args.seed)  # the same first weights on every rank
-    net = Net().to(device)
-    optimizer = torch.optim.SGD(net.parameters(), lr=args.lr, momentum=0.9)
-
-    # New weights may not stand a large rate yet: raise it step by step.
-    def factor(step):  # then lower it to 0, first slowly, as half a wave of the cosine does
-        return min(1, (step + 1) / args.warm_up) * (1 + math.cos(math.pi * step / steps)) / 2
-
-    scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
-    return net, optimizer, LambdaLR(optimizer, factor), scaler
-
-
-def train(data, device, args):
-    """Train on all ranks. Return the history of all steps, the test's sums, the checkpoint."""
-    rank, world_size, histories = dist.get_rank(), dist.get_world_size(), []
-    # The ranks shuffle alike, then each takes every world_size-th image. They must take as many
-    # steps: where the images do not go round, some come twice.
-    sampler = DistributedSampler(data[0], seed=args.seed)
-    loader = make_loader(data[0], sampler, args.batch_size, args)
-    # In a test that would count some twice. Here each image comes once; the parts may differ.
-    test_loader = make_loader(data[1], range(rank, len(data[1]), world_size), 1000, args)
-    steps = math.ceil(len(loader) / args.accumulate)
-    steps = min(steps, args.max_steps or steps)
-    net, *tools = prepare(args.epochs * steps, device, args)
-    # net keeps its names. Those of the wrapped one begin with "module." or "_orig_mod."
-    model = DistributedDataParallel(torch.compile(net) if args.compile else net)
-    for epoch in range(args.epochs):
-        sampler.set_epoch(epoch)  # without this every epoch has the same order
-        begin = time.perf_counter()
-        mine = batches(loader, device, steps * args.accumulate)
-        histories.append(train_one_epoch(model, *tools, mine, args))
-        dist.all_reduce(histories[-1])  # losses and images of all ranks, step by step
-        # Reading the sums waits for the device. Only then is it fair to read the clock.
-        loss, count = histories[-1].sum(1).tolist()
-        speed = count / (time.perf_counter() - begin)
-        # net, not model: DDP may want all ranks in every batch, and some have fewer.
-        sums = evaluate(net, batches(test_loader, device))
-        dist.all_reduce(sums)  # sums, not shares: the parts may differ in size
-        path = Path("runs", Path(__file__).stem, f"checkpoint_epoch_{epoch}.pt")
-        if rank == 0:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save(path, epoch, net, *tools)
-            right = f"{sums[1] / sums[2]:.2%} of the test images right"
-            print(f"epoch {epoch}: loss {loss / count:.4f}, {speed:,.0f} images/s, {right}")
-    return torch.cat(histories, dim=1), sums, path
-
-
-def main(device, data, args):
-    """Run on every rank: train, then compare with one process alone, fp32, nothing accumulated."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    patient = dist.new_group(timeout=timedelta(days=1))
-    nodes = torch.tensor(int(os.environ["LOCAL_RANK"] == "0"), device=device)
-    dist.all_reduce(nodes)
-    if args.precision == "auto":
-        args.precision = choose_precision(device)
-    batch = args.batch_size * args.accumulate * world_size
-    if rank == 0:
-        print(f"training on {world_size} processes, {nodes} nodes")
-        terms = f"{args.batch_size} x {args.accumulate} x {world_size}"
-        print(f"{args.precision}, global batch {terms} = {batch} images")
-    history, sums, path = train(data, device, args)
-    if rank == 0:
-        write_scalars(history)
-        steps = min(10, history.shape[1] // args.epochs)  # later, the roundings' differences grow
-        print(f"now one process alone: {steps} batches of {batch} images in fp32, {path.name}")
-        plain = argparse.Namespace(**vars(args) | {"accumulate": 1, "precision": "fp32"})
-        net, *tools = prepare(history.shape[1], device, plain)
-        sampler = DistributedSampler(data[0], 1, 0, seed=args.seed)
-        loader = make_loader(data[0], sampler, batch, args)
-        expected = train_one_epoch(net, *tools, batches(loader, device, steps), plain)
-        gap = (history[0, :steps] / history[1, :steps] - expected[0] / expected[1]).abs().max()
-        # The test once more: by one process, of the model as the file has it.
-        net.load_state_dict(torch.load(path, device, weights_only=True)["model"])
-        whole = make_loader(data[1], range(len(data[1])), 1000, args)
-        alone = evaluate(net, batches(whole, device))
-        difference = (sums[0] / sums[2] - alone[0] / alone[2]).abs()
-        tested = f"{sums[2]:,.0f} of {len(data[1]):,} tested, loss within {difference:.0e}"
-        print(f"=> {args.precision}: losses within {gap:.0e} of one process; {tested}")
-    dist.barrier(patient)  # here the others wait while rank 0 works alone
+def choose_device(local_rank, local_world_size):
+    """Return this rank's device and the backend that connects such devices."""
+    count = torch.accelerator.device_count()
+    kind = torch.accelerator.current_accelerator().type if count else "cpu"
+    if kind in ("cpu", "mps"):  # there are no collectives for Apple's GPU
+        return torch.device("cpu"), "gloo"
+    device = torch.device(kind, local_rank % count)
+    # Where Slurm shows each task only its own GPU, count is 1. If srun has started each
+    # rank as a task, take the number of GPUs of the node.
+    if os.environ.get("SLURM_STEP_NUM_TASKS") == os.environ.get("WORLD_SIZE", "1"):
+        count = max(count, int(os.environ.get("SLURM_GPUS_ON_NODE", 0)))
+    shared = local_world_size > count
+    if kind == "xpu" and (shared or not dist.is_xccl_available()):
+        return torch.device("cpu"), "gloo"  # gloo cannot carry tensors of Intel's GPUs
+    torch.accelerator.set_device_index(device.index)
+    # We compare runs: a run must give the same numbers again, with little rounding
+    # (TF32 keeps 11 of float32's 24 bits). A real job may leave out these four lines.
+    torch.backends.cudnn.deterministic = True  # NVIDIA and AMD
+    torch.backends.mkldnn.deterministic = True  # Intel
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False  # True in NVIDIA's containers
+    # NCCL refuses two ranks on one GPU, so gloo connects ranks that share one.
+    backend = "gloo" if shared else dist.get_default_backend_for_device(device)
+    return device, backend
 
 
 def start(*arguments):
-    """Be one rank, as the variables say: join the process group, run main, leave the group."""
-    local_rank, local_world_size = int(os.environ["LOCAL_RANK"]), os.environ.get("LOCAL_WORLD_SIZE")
-    device, backend = choose_device(local_rank, int(local_world_size or 1))
-    gloo, wait = backend == "gloo", timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
-    dist.init_process_group(backend, timeout=wait, device_id=None if gloo else device)
+    """Run as one rank: join the process group, call main, leave the group."""
+    local_rank = int(os.environ["LOCAL_RANK"])
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    device, backend = choose_device(local_rank, local_world_size)
+    timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
+    device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
+    dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     if dist.get_rank() == 0:
-        print(f"ranks: {dist.get_world_size()}, device: {device.type}, backend: {backend}")
+        setting = f"device: {device.type}, backend: {backend}"
+        print(f"ranks: {dist.get_world_size()}, {setting}")
     main(device, *arguments)
-    dist.barrier()  # leave together; a rank that fails never gets here and ends the job
+    dist.barrier()  # leave together; if a rank fails before, the job ends there
+    # gloo's threads may still be freeing tensors, and need Python for that. Without a
+    # pause, torch before 2.8 can hang in the next line (pytorch#154976), and Python can
+    # abort while it ends.
+    time.sleep(0.2)
     dist.destroy_process_group()
+
+
+def positive_int(text):
+    """Return an argument as a whole number greater than 0."""
+    if not text.isdecimal() or int(text) == 0:
+        problem = f"must be a whole number greater than 0, not {text}"
+        raise argparse.ArgumentTypeError(problem)
+    return int(text)
+
+
+def positive_float(text):
+    """Return an argument as a number greater than 0."""
+    number = float(text)
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"must be greater than 0, not {text}")
+    return number
+
+
+def mnist_folder(text):
+    """Return an argument as a path, if MNIST is there, in files of the right size."""
+    sizes = {"train-images-idx3": 47_040_016, "train-labels-idx1": 60_008}
+    sizes |= {"t10k-images-idx3": 7_840_016, "t10k-labels-idx1": 10_008}
+    for name, size in sizes.items():
+        file = Path(text, "MNIST", "raw", f"{name}-ubyte")
+        if not file.exists() or file.stat().st_size != size:
+            todo = "Restore it: git checkout data/MNIST"
+            raise argparse.ArgumentTypeError(f"{file} is missing or damaged. {todo}")
+    return Path(text)
 
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=2, help="times through the data (2)")
-    parser.add_argument("--batch-size", type=int, default=32, help="images per process (32)")
-    parser.add_argument("--accumulate", type=int, default=2, help="batches a step (2)")
-    parser.add_argument("--lr", type=float, default=0.06, help="the highest learning rate (0.06)")
-    parser.add_argument("--seed", type=int, default=0, help="for weights and order (0)")
-    parser.add_argument("--max-steps", type=int, help="end an epoch after this many steps")
-    parser.add_argument("--data-dir", type=Path, default=Path(__file__).parents[1] / "data")
-    parser.add_argument("--warm-up", type=int, default=12, help="steps of it (12)")
-    parser.add_argument("--precision", choices=["auto", *PRECISIONS], default="auto")
-    parser.add_argument("--compile", action="store_true", help="torch.compile the model")
-    parser.add_argument("--image-folder", type=Path, help="train and test on its pictures")
-    parser.add_argument("--workers", type=int, default=0, help="processes that read, a rank (0)")
+    add = parser.add_argument
     if os.environ.get("LOCAL_RANK", "0") != "0":  # one rank a node says what is wrong
         parser.error = lambda message: sys.exit(2)
+    add("--epochs", type=positive_int, default=2, help="epochs (2)")
+    add("--batch-size", type=positive_int, default=32, help="per process (32)")
+    add("--accumulate", type=positive_int, default=2, help="batches per step (2)")
+    add("--lr", type=positive_float, default=0.0075, help="for one batch (0.0075)")
+    add("--clip", type=positive_float, default=1.0, help="longest gradient (1.0)")
+    add("--seed", type=int, default=0, help="for weights and order (0)")
+    add("--max-steps", type=positive_int, help="end each epoch after so many steps")
+    data = Path(__file__).parents[1] / "data"
+    add("--data-dir", type=mnist_folder, default=str(data), help="where MNIST is")
+    add("--warm-up", type=positive_int, default=12, help="steps of it (12)")
+    add("--precision", choices=["auto", *PRECISIONS], default="auto")
     args = parser.parse_args()
     if "RANK" not in os.environ:
         parser.error("start this lesson with scripts/multinode_setup_and_run.sh")
-    for name, value in vars(args).items():
-        if isinstance(value, int | float) and not value > 0 and name not in "seed workers compile":
-            parser.error(f"{name.replace('_', '-')} must be greater than 0, not {value}")
-    if args.workers < 0:
-        parser.error(f"workers must not be negative, but is {args.workers}")
-    if args.compile and not shutil.which(os.environ.get("CXX", "c++")):
-        parser.error("compile needs a C++ compiler, such as g++")
+    images = args.batch_size * args.accumulate * int(os.environ["WORLD_SIZE"])
+    if images > 60_000:
+        todo = "Take a smaller --batch-size or --accumulate."
+        parser.error(f"a step would take {images:,} of 60,000 images. {todo}")
     return args
 
 
 if __name__ == "__main__":
     args = parse_args()
-    if args.image_folder:
-        data = load_folder(args.image_folder)
-    else:
-        images, labels, *test = load_mnist(args.data_dir)
-        data = [TensorDataset(images, labels), TensorDataset(*test)]
-    start(data, args)
+    start(args)

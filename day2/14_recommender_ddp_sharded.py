@@ -1,19 +1,21 @@
-"""Lesson 14: a recommender, its ratings in many files that together need not fit into memory.
+"""Lesson 14: a recommender, its ratings in many files that need not fit into memory.
 
 Builds on: 11_mnist_ddp_pt_multinode_streaming.py
 New here:  shard, sparse gradient, communication hook
 Run:       scripts/multinode_setup_and_run.sh day2/14_recommender_ddp_sharded.py
-Look for:  => RMSE 0.7191, 12% below biases alone; 16 MB of ratings, at most 725 MB in memory
-Try next:  --factors 1 and 32; ratings of --copies 200: watch the memory; real ratings.
+Look for:  => RMSE ..., ... below biases alone; ... of ratings, at most ... in memory
+Try next:  --factors 1 and 32; ratings of --copies 1, with --weight-decay 0.0001
 """
 
 import argparse
 import json
+import math
 import os
 import resource
 import sys
 import time
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -22,258 +24,416 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset
 from tqdm import tqdm
 
-COLUMNS = {"userId": np.int64, "movieId": np.int64, "rating": np.float32}
+ENOUGH_STEPS = 300
 
 
-def choose_device(local_rank, local_world_size):
-    """Return this rank's device and the backend that connects such devices."""
-    accelerator = torch.accelerator.is_available() and torch.accelerator.current_accelerator()
-    if not accelerator or accelerator.type == "mps":  # Apple's has no collectives
-        return torch.device("cpu"), "gloo"
-    count = torch.accelerator.device_count()
-    device = torch.device(accelerator.type, local_rank % count)
-    torch.accelerator.set_device_index(device.index)
-    # Slurm may show each task one GPU only: then the node has more than this rank can see.
-    count = max(count, int(os.environ.get("SLURM_GPUS_ON_NODE", 0)))
-    shared = local_world_size > count  # then through gloo: NCCL refuses two ranks on one GPU
-    return device, "gloo" if shared else dist.get_default_backend_for_device(device)
+class ShardStream(IterableDataset):
+    """Batches of ratings: users and movies, int64 [N], and ratings, float32 [N].
 
-
-def read(file, rows):
-    """Return some rows of a file: users and movies, int64 [N], and ratings, float32 [N]."""
-    # Of a mapped file only what is touched gets read. But all that was ever touched counts as this
-    # process's memory, until the map is gone. So: a new map each time, and copies of the columns.
-    part = np.load(file, mmap_mode="r")[rows]
-    return [torch.from_numpy(part[name].astype(kind)) for name, kind in COLUMNS.items()]
-
-
-def parts(files, begins, ends, device):
-    """Yield users, movies, ratings of this rank's files, from one row to another, part by part."""
-    mine = slice(dist.get_rank(), None, dist.get_world_size())
-    for file, begin, end in zip(files[mine], begins[mine], ends[mine]):
-        for row in range(begin, end, 50_000):
-            yield [x.to(device) for x in read(file, slice(row, min(row + 50_000, end)))]
-
-
-def batches(files, counts, size, steps, epoch, device, args):
-    """Yield users, movies and ratings of this rank's batches in an epoch.
-
-    counts: how many ratings at the beginning of each file are for training, int64 [files].
-    size: how many ratings of each of its files a rank uses in a step.
+    Each rank reads its own files, called shards, and of each only some rows at a time.
+    create_ratings.py has shuffled all ratings before it divided them.
     """
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    # Drawn alike by all ranks: the order of the files, and where to begin in each of them.
-    random = np.random.default_rng([args.seed % 2**32, epoch])
-    order, begins = random.permutation(len(files)), random.integers(counts)
-    # Equally many files for each rank; those left over have their turn in another epoch.
-    mine = order[: len(files) // world_size * world_size][rank::world_size]
-    for first in tqdm(range(0, steps, args.buffer), disable=rank > 0 or None, leave=False):
-        last, columns = min(first + args.buffer, steps), ([], [], [])
-        for file in mine:
-            random = np.random.default_rng([args.seed % 2**32, epoch, file, first])
-            rows = begins[file] + first * size + random.permutation((last - first) * size)
-            for column, values in zip(columns, read(files[file], rows % counts[file])):
-                column.append(values.view(last - first, size))
-        yield from zip(*(torch.cat(column, dim=1).to(device) for column in columns))
 
+    def __init__(self, files, counts, args):
+        self.files = files
+        self.counts = counts  # how many ratings to use of each file, int64 [files]
+        self.args = args
+        self.epoch = 0
+        # The same number of files for each rank, and of each file the same number of
+        # ratings in a step. The shortest file tells all ranks how many steps there are.
+        self.files_per_rank = len(files) // dist.get_world_size()
+        size = max(1, args.batch_size // self.files_per_rank)
+        self.size = min(size, int(counts.min()))  # ratings per file and step
+        self.steps = int(counts.min()) // self.size
 
-def usable(folder):
-    """Return whether the folder holds what the lesson reads."""
-    try:
-        sizes = json.loads((folder / "sizes.json").read_text())
-        lengths = [len(np.load(x, mmap_mode="r")[[*COLUMNS]]) for x in folder.glob("*.npy")]
-        whole = len(lengths) == sizes["files"] and sum(lengths) == sizes["ratings"]
-        return whole and min(lengths) > 1
-    except (OSError, EOFError, ValueError, LookupError, TypeError):
-        return False
+    def __len__(self):
+        return self.steps
 
-
-class Net(nn.Module):
-    """Matrix factorisation: users and movies, int64 [N], to ratings, float32 [N]."""
-
-    def __init__(self, mean, user_bias, movie_bias, factors):
-        super().__init__()
-        self.mean = mean.item()
-        # A row for each user and each movie: factors, and a bias in the last column. Sparse: the
-        # gradient has only rows that the batch has used. Else it is as large as the table.
-        self.users = nn.Embedding(len(user_bias), factors + 1, sparse=True)
-        self.movies = nn.Embedding(len(movie_bias), factors + 1, sparse=True)
-        with torch.no_grad():
-            self.users.weight.zero_()  # no factors yet: the first guess is that of the biases
-            self.movies.weight.normal_(std=0.1)
-            self.users.weight[:, -1], self.movies.weight[:, -1] = user_bias, movie_bias
-
-    def forward(self, users, movies):
-        user, movie = self.users(users), self.movies(movies)
-        match = (user[:, :-1] * movie[:, :-1]).sum(1)
-        return self.mean + user[:, -1] + movie[:, -1] + match
+    def __iter__(self):
+        """Yield this rank's batches of an epoch."""
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        seed = self.args.seed % 2**32
+        # Drawn alike by all ranks: the order of the files, and where to begin in each.
+        random = np.random.default_rng([seed, self.epoch])
+        order = random.permutation(len(self.files))
+        begins = random.integers(self.counts)
+        # Files that are left over have their turn in another epoch.
+        mine = order[: self.files_per_rank * world_size][rank::world_size]
+        for first in range(0, self.steps, self.args.buffer):
+            steps = min(self.args.buffer, self.steps - first)
+            parts = []
+            for number in mine:
+                random = np.random.default_rng([seed, self.epoch, number, first])
+                shuffled = random.permutation(steps * self.size)
+                rows = begins[number] + first * self.size + shuffled
+                rows = rows % self.counts[number]  # after the last comes the first
+                parts.append(read_rows(self.files[number], rows))
+            users, movies, ratings = join_columns(parts, steps)
+            yield from zip(users, movies, ratings, strict=True)
 
 
 def gather_rows(state, bucket):
-    """Average the gradient of a table over the ranks. DistributedDataParallel calls this."""
-    gradient, world_size = bucket.buffer(), dist.get_world_size()
-    # all_reduce would need the whole table, and NCCL refuses a sparse tensor. So each rank gets the
-    # rows of all: their numbers and their values. They are as many from each rank: one a rating.
-    gathered = []
-    for mine in (gradient._indices()[0], gradient._values() / world_size):
-        gathered.append(mine.new_empty(world_size * len(mine), *mine.shape[1:]))
-        dist.all_gather_into_tensor(gathered[-1], mine)
-    rows, values = gathered  # a row that comes several times is added up in the optimizer
-    average = torch.sparse_coo_tensor(rows[None], values, gradient.shape, check_invariants=False)
-    future = torch.futures.Future()  # of what is still on its way; here we have waited for it
+    """Average the gradient of a table over the ranks. DDP calls this in backward."""
+    gradient = bucket.buffer()
+    # It is sparse: it has only the rows that a batch has used. all_reduce would need
+    # the whole table. So each rank gets the rows of all: their numbers and values.
+    rows = all_gather(gradient._indices()[0])
+    values = all_gather(gradient._values()) / dist.get_world_size()
+    # A row that comes several times is added up in the optimizer.
+    average = torch.sparse_coo_tensor(
+        rows.unsqueeze(0), values, gradient.shape, check_invariants=False
+    )
+    future = torch.futures.Future()  # DDP wants one. Here nothing is still on its way
     future.set_result(average)
     return future
 
 
-def train_one_epoch(model, optimizer, batches, history):
-    """Train on each batch once. Fill the rows of history: loss summed over a batch; batch size."""
-    for step, (users, movies, ratings) in enumerate(batches):
+def train_one_epoch(model, loader, optimizer, weight_decay, device):
+    """Train on each batch once. Return the loss of every step, float32 [steps]."""
+    losses = []
+    for users, movies, ratings in loader:
+        users, movies = users.to(device), movies.to(device)
+        ratings = ratings.to(device)
         optimizer.zero_grad()
-        loss = F.mse_loss(model(users, movies), ratings)
-        loss.backward()
+        guesses, squares = model(users, movies)
+        loss = F.mse_loss(guesses, ratings)
+        # Large factors cost something. Otherwise movies with few ratings learn these by
+        # heart, noise and all, and others are guessed worse. SparseAdam has no option.
+        (loss + weight_decay * squares.mean()).backward()
         optimizer.step()
-        # No .item() here: the CPU would wait for the GPU in every step. And no list of small
-        # tensors: strewn over the memory, they keep what is free between them from being used.
-        history[0, step], history[1, step] = loss.detach() * len(ratings), len(ratings)
+        losses.append(loss.detach())  # no .item() here: the CPU would wait for the GPU
+    return torch.stack(losses)
 
 
-@torch.no_grad()
-def evaluate(model, parts, device):
-    """Return the RMSE, the root of the mean squared error, over the parts of all ranks."""
-    sums = torch.zeros(2, device=device)
-    for users, movies, ratings in parts:
-        error = F.mse_loss(model(users, movies), ratings, reduction="sum")
-        sums += torch.stack([error, error.new_tensor(len(ratings))])
-    dist.all_reduce(sums)  # sums, not means: the parts may differ in size
-    return (sums[0] / sums[1]).sqrt().item()
-
-
-def find_biases(files, counts, sizes, device):
-    """Return the mean rating, and how far users and movies are from it: float32 [1], [U], [M].
-
-    Each is a pass over the ratings for training: first the mean, then movies, then users.
-    """
-    mean, movie_bias, user_bias = (
-        torch.zeros(n, device=device) for n in (1, sizes["movies"], sizes["users"])
-    )
-    for turn, bias in enumerate((mean, movie_bias, user_bias)):
-        sums = torch.zeros(2, len(bias), device=device)
-        for users, movies, ratings in parts(files, 0 * counts, counts, device):
-            rest = ratings - mean - movie_bias[movies] - user_bias[users]
-            rows = (torch.zeros_like(users), movies, users)[turn]
-            for total, values in zip(sums, (rest, torch.ones_like(rest))):  # and how many
-                total.index_add_(0, rows, values)
-        dist.all_reduce(sums)  # of the files of all ranks
-        # Few ratings say little: count 5 more that do not differ from the average.
-        bias += sums[0] / (sums[1] + (5 if turn else 0))
-    return mean, user_bias, movie_bias
-
-
-def write_scalars(history):
-    """Write the loss over the ratings seen to runs/, for TensorBoard."""
-    from torch.utils.tensorboard import SummaryWriter  # here, because only rank 0 needs it
-
-    with SummaryWriter(f"runs/{Path(__file__).stem}", purge_step=0) as writer:
-        for step, (loss, size) in zip(history[1].cumsum(0).int().tolist(), history.T.tolist()):
-            writer.add_scalar("loss/train", loss / size, step)
-
-
-def peak_memory():
-    """Return the most memory that this process has held, and the largest worker that has ended."""
-    megabyte = 1e6 if sys.platform == "darwin" else 1e3  # bytes there, kilobytes elsewhere
-    kinds = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
-    rank, worker = (resource.getrusage(kind).ru_maxrss / megabyte for kind in kinds)
-    return f"at most {rank:,.0f} MB in memory, a worker {worker:,.0f} MB"
-
-
-def train(model, files, counts, device, args):
-    """Train the model. Return the history of all steps."""
-    model = DistributedDataParallel(model)
-    model.register_comm_hook(None, gather_rows)  # what to do instead of all_reduce
-    optimizer = torch.optim.SparseAdam(model.parameters(), lr=args.lr)  # changes used rows only
-    # A step takes equally many ratings of each file. So its ratings are the same for any number of
-    # ranks, if no file is left over. The shortest file tells all alike how many steps there are.
-    size = min(max(1, args.batch_size // (len(files) // dist.get_world_size())), counts.min())
-    steps = min(counts.min() // size, args.max_steps or sys.maxsize)
-    histories = torch.zeros(args.epochs, 2, steps, device=device)
-    for epoch, history in enumerate(histories):
+def train(model, stream, device, args):
+    """Train the model on all ranks. Return the losses of all steps."""
+    world_size = dist.get_world_size()
+    ddp_model = DistributedDataParallel(model)
+    ddp_model.register_comm_hook(None, gather_rows)  # what to do instead of all_reduce
+    optimizer = torch.optim.SparseAdam(model.parameters(), lr=args.lr)  # used rows only
+    loader = DataLoader(stream, batch_size=None)  # None: they are batches already
+    losses = []
+    # It is steps that change the model: where an epoch has few, take more epochs.
+    for epoch in range(args.epochs or math.ceil(ENOUGH_STEPS / len(stream))):
+        stream.epoch = epoch  # without this every epoch has the same order
         begin = time.perf_counter()
-        mine = batches(files, counts, size, steps, epoch, device, args)
-        train_one_epoch(model, optimizer, mine, history)
-        dist.all_reduce(history)  # losses and ratings of all ranks, step by step
-        # Reading the sums waits for the device. Only then is it fair to read the clock.
-        loss, count = history.sum(1).tolist()
-        speed = count / (time.perf_counter() - begin)
-        if dist.get_rank() == 0:
-            row = f"{steps} steps of {count / steps:,.0f} ratings, {speed:,.0f} ratings/s"
-            print(f"epoch {epoch}: loss {loss / count:.4f}, {row}")
-    return torch.cat([*histories], dim=1)
+        batches = progress(loader, args.max_steps)
+        epoch_losses = train_one_epoch(
+            ddp_model, batches, optimizer, args.weight_decay, device
+        )
+        losses.append(mean_over_ranks(epoch_losses, world_size))
+        report_epoch(epoch, losses[-1], global_batch(stream), begin)
+    return torch.cat(losses)
 
 
 def main(device, args):
     """Run on every rank: guess from biases alone, train, guess again."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    sizes = json.loads((args.folder / "sizes.json").read_text())
     files = sorted(args.folder.glob("*.npy"))
     lengths = np.array([len(np.load(file, mmap_mode="r")) for file in files])
-    counts = lengths * 9 // 10  # the rest of each file is held out: nothing is learned from it
+    counts = lengths * 9 // 10  # the rest is held out: nothing is learned from it
+    mean, user_bias, movie_bias = find_biases(files, counts, args.sizes, device)
     torch.manual_seed(args.seed)  # the same first factors on every rank
-    model = Net(*find_biases(files, counts, sizes, device), args.factors).to(device)
-    alone = evaluate(model, parts(files, counts, lengths, device), device)
-    if rank == 0:
-        print(f"files: {len(files)}, for each rank: {len(files) // world_size}")
-        print(f"biases alone: RMSE {alone:.4f} on {(lengths - counts).sum():,} held-out ratings")
-    history = train(model, files, counts, device, args)
-    rmse = evaluate(model, parts(files, counts, lengths, device), device)
-    if rank == 0:
-        size = f"{sum(file.stat().st_size for file in files) / 1e6:,.0f} MB of ratings"
-        memory = peak_memory().partition(", a worker")[0]  # there is none here
-        print(f"=> RMSE {rmse:.4f}, {1 - rmse / alone:.0%} below biases alone; {size}, {memory}")
-        write_scalars(history)
+    model = Net(mean, user_bias, movie_bias, args.factors).to(device)
+    before = evaluate(model, parts(files, counts, lengths, device), device)
+    report_biases(before, len(files), (lengths - counts).sum())
+    stream = ShardStream(files, counts, args)
+    losses = train(model, stream, device, args)
+    after = evaluate(model, parts(files, counts, lengths, device), device)
+    same = identical_on_all_ranks(model)
+    if dist.get_rank() == 0:
+        write_scalars(losses, global_batch(stream))
+        report_rmse(before, after, files, same)
+
+
+# ---- The same in every lesson that has it; explained on the page of the first one
+
+
+COLUMNS = {"userId": np.int64, "movieId": np.int64, "rating": np.float32}
+
+
+def read_rows(file, rows):
+    """Return some rows of a file: users and movies, int64 [N], ratings, float32 [N]."""
+    # Of a mapped file only what is touched gets read. But all that was ever touched
+    # counts as this process's memory, as long as the map is there. So we make a new map
+    # each time, and copy the columns.
+    part = np.load(file, mmap_mode="r")[rows]
+    return [torch.from_numpy(part[name].astype(kind)) for name, kind in COLUMNS.items()]
+
+
+def join_columns(parts, steps):
+    """Return each column of several parts, side by side: a row for each step."""
+    columns = []
+    for column in zip(*parts, strict=True):
+        columns.append(torch.cat([values.view(steps, -1) for values in column], dim=1))
+    return columns
+
+
+def parts(files, begins, ends, device):
+    """Yield users, movies and ratings of this rank's files, from one row to another."""
+    for number in range(dist.get_rank(), len(files), dist.get_world_size()):
+        for begin in range(begins[number], ends[number], 50_000):
+            rows = slice(begin, min(begin + 50_000, ends[number]))
+            yield [column.to(device) for column in read_rows(files[number], rows)]
+
+
+def all_gather(tensor):
+    """Return the tensors of all ranks, joined. All must have the same shape."""
+    joined = torch.cat([tensor] * dist.get_world_size())  # as large as the result
+    dist.all_gather_into_tensor(joined, tensor)
+    return joined
+
+
+def global_batch(stream):
+    """Return how many ratings all ranks use in a step."""
+    return stream.size * stream.files_per_rank * dist.get_world_size()
+
+
+def find_biases(files, counts, sizes, device):
+    """Return the mean rating, and how far users and movies are from it.
+
+    They are float32 [1], [users] and [movies]. Each takes a pass over the ratings for
+    training: first the mean, then movies, then users.
+    """
+    mean = torch.zeros(1, device=device)
+    movie_bias = torch.zeros(sizes["movies"], device=device)
+    user_bias = torch.zeros(sizes["users"], device=device)
+    for bias in (mean, movie_bias, user_bias):
+        sums = torch.zeros_like(bias)
+        numbers = torch.zeros_like(bias)
+        for users, movies, ratings in parts(files, 0 * counts, counts, device):
+            rest = ratings - mean - movie_bias[movies] - user_bias[users]
+            rows = torch.zeros_like(users)  # the mean has only one
+            if bias is movie_bias:
+                rows = movies
+            elif bias is user_bias:
+                rows = users
+            sums.index_add_(0, rows, rest)
+            numbers.index_add_(0, rows, torch.ones_like(rest))
+        dist.all_reduce(sums)  # of the files of all ranks
+        dist.all_reduce(numbers)
+        if bias is not mean:
+            numbers += 5  # few ratings say little: count 5 more, of the average
+        bias += sums / numbers
+    return mean, user_bias, movie_bias
+
+
+def report_biases(rmse, files, ratings):
+    """Print, on rank 0, how the files are divided and how good the first guess is."""
+    if dist.get_rank() == 0:
+        print(f"files: {files}, for each rank: {files // dist.get_world_size()}")
+        print(f"biases alone: RMSE {rmse:.4f} on {ratings:,} held-out ratings")
+
+
+def report_rmse(before, after, files, same):
+    """Print how far the RMSE has fallen, in how much memory, and if ranks differ."""
+    size = sum(file.stat().st_size for file in files) / 1e6
+    memory = f"at most {peak_memory():,.0f} MB in memory"
+    wrong = "" if same else "; DIFFERENT models on the ranks"
+    gain = f"RMSE {after:.4f}, {1 - after / before:.0%} below biases alone"
+    print(f"=> {gain}; {size:,.0f} MB of ratings, {memory}{wrong}")
+
+
+def peak_memory(of=resource.RUSAGE_SELF):
+    """Return the most memory, in MB, that this process has held since it began.
+
+    With resource.RUSAGE_CHILDREN: its largest child that has ended, here a worker.
+    """
+    unit = 1 if sys.platform == "darwin" else 1024  # a Mac counts bytes, others kB
+    return resource.getrusage(of).ru_maxrss * unit / 1e6
+
+
+def ratings_folder(text):
+    """Return an argument as a path, if the folder is there and holds what we read."""
+    folder = Path(text)
+    try:
+        sizes = json.loads((folder / "sizes.json").read_text())
+        lengths = []
+        for file in folder.glob("*.npy"):
+            lengths.append(len(np.load(file, mmap_mode="r")[list(COLUMNS)]))
+        whole = len(lengths) == sizes["files"] and sum(lengths) == sizes["ratings"]
+        fits = whole and min(lengths) > 1
+    except (OSError, EOFError, ValueError, LookupError, TypeError):
+        fits = False
+    if not fits:
+        problem = f"{text} is missing, damaged or of another kind"
+        todo = "Make it: python day2/create_ratings.py --force"
+        raise argparse.ArgumentTypeError(f"{problem}. {todo}")
+    return folder
+
+
+def identical_on_all_ranks(model):
+    """Return whether all ranks hold the same parameters. Every rank must call this."""
+    mine = nn.utils.parameters_to_vector(model.parameters()).detach()
+    first = mine.clone()
+    dist.broadcast(first, src=0)
+    different = (mine != first).any().int()  # 1 if any number differs, else 0
+    dist.all_reduce(different)
+    return different.item() == 0
+
+
+def mean_over_ranks(losses, world_size):
+    """Return each step's mean loss over all ranks. Every rank must call this."""
+    if world_size > 1:
+        dist.all_reduce(losses)  # each rank knows only the losses of its own images
+    return losses / world_size
+
+
+def report_epoch(epoch, losses, batch_size, begin):
+    """Print an epoch's mean loss and its speed, on rank 0. begin: when it began."""
+    loss = losses.mean().item()  # waits for the device: only now may we read the clock
+    speed = len(losses) * batch_size / (time.perf_counter() - begin)
+    if os.environ.get("RANK", "0") == "0":
+        row = f"{len(losses)} steps of {batch_size:,} ratings, {speed:,.0f} ratings/s"
+        print(f"epoch {epoch}: loss {loss:.4f}, {row}")
+
+
+@torch.inference_mode()
+def evaluate(model, parts, device):
+    """Return the root of the mean squared error (RMSE) of all ranks' parts together."""
+    errors = torch.zeros(2, device=device)  # their sum, and how many they are
+    for users, movies, ratings in parts:
+        guesses, _ = model(users, movies)
+        errors[0] += F.mse_loss(guesses, ratings, reduction="sum")
+        errors[1] += len(ratings)
+    dist.all_reduce(errors)  # sums, not means: the parts may differ in size
+    return (errors[0] / errors[1]).sqrt().item()
+
+
+def write_scalars(losses, batch_size):
+    """Write the loss of each step to runs/, over the images seen, for TensorBoard."""
+    from torch.utils.tensorboard import SummaryWriter  # here: only rank 0 needs it
+
+    with SummaryWriter(f"runs/{Path(__file__).stem}", purge_step=0) as writer:
+        for step, loss in enumerate(losses.tolist(), start=1):
+            writer.add_scalar("loss/train", loss, step * batch_size)
+
+
+def progress(loader, max_steps=None):
+    """Return the loader's first batches, with a bar if rank 0 writes to a terminal."""
+    steps = min(len(loader), max_steps or len(loader))
+    hidden = None if os.environ.get("RANK", "0") == "0" else True
+    # disable=None hides the bar where there is no terminal.
+    return tqdm(islice(loader, steps), total=steps, disable=hidden, leave=False)
+
+
+class Net(nn.Module):
+    """Matrix factorisation: users and movies, int64 [N], to ratings, float32 [N].
+
+    It also returns the sum of the squares of the factors used, float32 [N].
+    """
+
+    def __init__(self, mean, user_bias, movie_bias, factors):
+        super().__init__()
+        self.mean = mean.item()
+        # A row for each user and each movie: factors, and a bias in the last column.
+        # Sparse: the gradient has only the rows that the batch has used. Else it would
+        # be as large as the table.
+        self.users = nn.Embedding(len(user_bias), factors + 1, sparse=True)
+        self.movies = nn.Embedding(len(movie_bias), factors + 1, sparse=True)
+        with torch.no_grad():
+            self.users.weight.zero_()  # the first guess is that of the biases
+            self.movies.weight.normal_(std=0.1)
+            self.users.weight[:, -1] = user_bias
+            self.movies.weight[:, -1] = movie_bias
+
+    def forward(self, users, movies):
+        user, movie = self.users(users), self.movies(movies)
+        user_factors, movie_factors = user[:, :-1], movie[:, :-1]
+        match = (user_factors * movie_factors).sum(1)
+        squares = user_factors.square().sum(1) + movie_factors.square().sum(1)
+        return self.mean + user[:, -1] + movie[:, -1] + match, squares
+
+
+def choose_device(local_rank, local_world_size):
+    """Return this rank's device and the backend that connects such devices."""
+    count = torch.accelerator.device_count()
+    kind = torch.accelerator.current_accelerator().type if count else "cpu"
+    if kind in ("cpu", "mps"):  # there are no collectives for Apple's GPU
+        return torch.device("cpu"), "gloo"
+    device = torch.device(kind, local_rank % count)
+    # Where Slurm shows each task only its own GPU, count is 1. If srun has started each
+    # rank as a task, take the number of GPUs of the node.
+    if os.environ.get("SLURM_STEP_NUM_TASKS") == os.environ.get("WORLD_SIZE", "1"):
+        count = max(count, int(os.environ.get("SLURM_GPUS_ON_NODE", 0)))
+    shared = local_world_size > count
+    if kind == "xpu" and (shared or not dist.is_xccl_available()):
+        return torch.device("cpu"), "gloo"  # gloo cannot carry tensors of Intel's GPUs
+    torch.accelerator.set_device_index(device.index)
+    # We compare runs: a run must give the same numbers again, with little rounding
+    # (TF32 keeps 11 of float32's 24 bits). A real job may leave out these four lines.
+    torch.backends.cudnn.deterministic = True  # NVIDIA and AMD
+    torch.backends.mkldnn.deterministic = True  # Intel
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False  # True in NVIDIA's containers
+    # NCCL refuses two ranks on one GPU, so gloo connects ranks that share one.
+    backend = "gloo" if shared else dist.get_default_backend_for_device(device)
+    return device, backend
 
 
 def start(*arguments):
-    """Be one rank, as the variables say: join the process group, run main, leave the group."""
-    local_rank, local_world_size = int(os.environ["LOCAL_RANK"]), os.environ.get("LOCAL_WORLD_SIZE")
-    device, backend = choose_device(local_rank, int(local_world_size or 1))
-    gloo, wait = backend == "gloo", timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
-    dist.init_process_group(backend, timeout=wait, device_id=None if gloo else device)
+    """Run as one rank: join the process group, call main, leave the group."""
+    local_rank = int(os.environ["LOCAL_RANK"])
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    device, backend = choose_device(local_rank, local_world_size)
+    timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
+    device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
+    dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     if dist.get_rank() == 0:
-        print(f"ranks: {dist.get_world_size()}, device: {device.type}, backend: {backend}")
+        setting = f"device: {device.type}, backend: {backend}"
+        print(f"ranks: {dist.get_world_size()}, {setting}")
     main(device, *arguments)
-    dist.barrier()  # leave together; a rank that fails never gets here and ends the job
+    dist.barrier()  # leave together; if a rank fails before, the job ends there
+    # gloo's threads may still be freeing tensors, and need Python for that. Without a
+    # pause, torch before 2.8 can hang in the next line (pytorch#154976), and Python can
+    # abort while it ends.
+    time.sleep(0.2)
     dist.destroy_process_group()
+
+
+def positive_int(text):
+    """Return an argument as a whole number greater than 0."""
+    if not text.isdecimal() or int(text) == 0:
+        problem = f"must be a whole number greater than 0, not {text}"
+        raise argparse.ArgumentTypeError(problem)
+    return int(text)
+
+
+def positive_float(text):
+    """Return an argument as a number greater than 0."""
+    number = float(text)
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"must be greater than 0, not {text}")
+    return number
 
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=2, help="times through the data (2)")
-    parser.add_argument("--batch-size", type=int, default=1024, help="ratings per process (1024)")
-    parser.add_argument("--lr", type=float, default=0.01, help="learning rate (0.01)")
-    parser.add_argument("--seed", type=int, default=0, help="for weights and order (0)")
-    parser.add_argument("--max-steps", type=int, help="end an epoch after this many steps")
-    parser.add_argument("--data-dir", type=Path, default=Path(__file__).parents[1] / "data")
-    parser.add_argument("--folder", type=Path, help="made by create_ratings.py (data/ratings)")
-    parser.add_argument("--factors", type=int, default=8, help="numbers for a user or a movie (8)")
-    parser.add_argument("--buffer", type=int, default=64, help="steps read at once (64)")
+    add = parser.add_argument
     if os.environ.get("LOCAL_RANK", "0") != "0":  # one rank a node says what is wrong
         parser.error = lambda message: sys.exit(2)
+    enough = f"as many as make {ENOUGH_STEPS} steps"
+    add("--epochs", type=positive_int, help=f"epochs ({enough})")
+    add("--batch-size", type=positive_int, default=1024, help="per process (1024)")
+    add("--lr", type=positive_float, default=0.01, help="learning rate (0.01)")
+    add("--seed", type=int, default=0, help="for weights and order (0)")
+    add("--max-steps", type=positive_int, help="end each epoch after so many steps")
+    data = Path(__file__).parents[1] / "data" / "ratings"
+    made = "made by create_ratings.py"
+    add("--folder", type=ratings_folder, default=str(data), help=made)
+    add("--factors", type=positive_int, default=8, help="per user and movie (8)")
+    add("--weight-decay", type=positive_float, default=0.07, help="of factors (0.07)")
+    add("--buffer", type=positive_int, default=64, help="steps read at once (64)")
     args = parser.parse_args()
     if "RANK" not in os.environ:
         parser.error("start this lesson with scripts/multinode_setup_and_run.sh")
-    for name, value in vars(args).items():
-        if isinstance(value, int | float) and not value > 0 and name != "seed":
-            parser.error(f"{name.replace('_', '-')} must be greater than 0, not {value}")
-    args.folder = args.folder or args.data_dir / "ratings"
-    if not usable(args.folder):
-        hint = "python day2/create_ratings.py --force"
-        parser.error(f"{args.folder} is missing, damaged or of another kind. Make it: {hint}")
-    files, ranks = len(list(args.folder.glob("*.npy"))), int(os.environ.get("WORLD_SIZE", 1))
+    args.sizes = json.loads((args.folder / "sizes.json").read_text())
+    files, ranks = args.sizes["files"], int(os.environ.get("WORLD_SIZE", 1))
     if files < ranks:
-        hint = f"python day2/create_ratings.py --force --files {2 * ranks}"
-        parser.error(f"{files} files are too few for {ranks} ranks. Make more: {hint}")
+        todo = f"python day2/create_ratings.py --force --files {2 * ranks}"
+        parser.error(f"{files} files are too few for {ranks} ranks. Make more: {todo}")
     return args
 
 

@@ -1,20 +1,20 @@
 """Lesson 16: when the network is the limit. Send less, and see what that costs.
 
 Builds on: 10_mnist_ddp_pt_multinode.py
-New here:  no_sync, communication hook (bf16, PowerSGD), latency against bandwidth
+New here:  no_sync, communication hook (bf16, PowerSGD)
 Run:       scripts/multinode_setup_and_run.sh day2/16_mnist_ddp_slow_network.py
-Look for:  => PowerSGD: 0.07 of plain DDP's bytes, 0.6 times its images/s, loss +1.0%
+Look for:  => ...: ... of plain DDP's bytes, ... times its images/s, loss ...
 Try next:  a local cluster, with scripts/local_slurm.sh link 100mbit; MATRIX_RANK = 1.
 """
 
 import argparse
-import contextlib
 import os
 import socket
 import sys
-import tempfile
 import time
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -23,34 +23,210 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from tqdm import tqdm
 
+WAYS = ["plain DDP", "accumulation", "bf16", "PowerSGD"]
 MATRIX_RANK = 8  # PowerSGD sends a matrix as two thin ones, with so many columns each
-PLAIN = default_hooks.allreduce_hook  # does what DDP does by itself
-WAYS = {  # name: batches for a step of the optimizer, options of DistributedDataParallel, hook
-    "no messages": (1, {}, None),  # every rank for itself: how long computing takes
-    "plain DDP": (1, {}, PLAIN),
-    "one bucket": (1, {"bucket_cap_mb": 100}, PLAIN),
-    "accumulation": (4, {}, PLAIN),
-    "bf16": (1, {}, default_hooks.bf16_compress_hook),  # gradients only: buffers go as they are
-    # With several buckets this hook can stand still on gloo: one waits for the thread of another.
-    "PowerSGD": (1, {"bucket_cap_mb": 100}, powerSGD_hook.powerSGD_hook),
-}
-HEAD = "a step       messages MB given  MB sent       ms predicted images/s   loss"
-ROW = "{:12} {messages:8.2f} {given:8.3f} {sent:8.3f} {ms:8.1f} {:9.1f} {speed:8,.0f} {loss:6.3f}"
 
 
-def choose_device(local_rank, local_world_size):
-    """Return this rank's device and the backend that connects such devices."""
-    accelerator = torch.accelerator.is_available() and torch.accelerator.current_accelerator()
-    if not accelerator or accelerator.type == "mps":  # Apple's has no collectives
-        return torch.device("cpu"), "gloo"
-    count = torch.accelerator.device_count()
-    device = torch.device(accelerator.type, local_rank % count)
-    torch.accelerator.set_device_index(device.index)
-    # Slurm may show each task one GPU only: then the node has more than this rank can see.
-    count = max(count, int(os.environ.get("SLURM_GPUS_ON_NODE", 0)))
-    shared = local_world_size > count  # then through gloo: NCCL refuses two ranks on one GPU
-    return device, "gloo" if shared else dist.get_default_backend_for_device(device)
+def send_bf16(state, bucket):
+    """Average a bucket of gradients, 16 bits per number. DDP calls this in backward.
+
+    PyTorch has it too, as default_hooks.bf16_compress_hook. But that one DDP refuses
+    without CUDA and NCCL, which it does not need: gloo can add such numbers as well.
+    """
+    gradients = bucket.buffer()  # of some parameters, in one row: float32 [N]
+    short = (gradients / dist.get_world_size()).to(torch.bfloat16)
+    future = dist.all_reduce(short, async_op=True).get_future()  # backward goes on
+
+    def to_float32(future):
+        return gradients.copy_(future.value()[0])
+
+    return future.then(to_float32)  # when all of it is here
+
+
+def make_ddp(model, way):
+    """Return the model in DDP, which sends gradients in this way."""
+    if way == "PowerSGD":
+        # One bucket for all: with several, this hook can hang on gloo.
+        ddp_model = DistributedDataParallel(model, bucket_cap_mb=100)
+        # What a step leaves out is kept, as large as the gradients, and added in the
+        # next. The first steps send all: 2 is the least, because DDP forms new buckets
+        # after its first. PyTorch advises a tenth of all steps, for a long training.
+        state = powerSGD_hook.PowerSGDState(None, MATRIX_RANK, start_powerSGD_iter=2)
+        ddp_model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        return ddp_model
+    # ddp_model shares model's parameters, and has copied those of rank 0 to all ranks.
+    # Its backward averages gradients, and sends some while it still computes others.
+    ddp_model = DistributedDataParallel(model)
+    # allreduce_hook does what DDP does without a hook, but here we can count its bytes.
+    hook = send_bf16 if way == "bf16" else default_hooks.allreduce_hook
+    ddp_model.register_comm_hook(None, hook)
+    return ddp_model
+
+
+def train_one_epoch(model, loader, optimizer, accumulate, device):
+    """Train on each batch once. Return the loss of every step, float32 [steps]."""
+    losses = []
+    for step, (images, labels) in enumerate(loader, start=1):
+        images, labels = images.to(device), labels.to(device)
+        send = step % accumulate == 0  # else the gradients stay, and the next are added
+        # Around forward too: there DDP decides whether backward will send.
+        with nullcontext() if send else model.no_sync():
+            loss = F.cross_entropy(model(images), labels)
+            (loss / accumulate).backward()  # divided, so that the sum is a mean
+        if send:
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.detach())  # no .item() here: the CPU would wait for the GPU
+    return torch.stack(losses)
+
+
+def train(train_set, way, device, args):
+    """Train a new model in one of WAYS. Return it, all losses and what it has sent."""
+    accumulate = 4 if way == "accumulation" else 1
+    torch.manual_seed(args.seed)  # the same first weights on every rank
+    model = Net().to(device)
+    ddp_model = make_ddp(model, way)
+    lr = args.lr * accumulate  # it grows with the batch, as in lesson 8
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    # All ranks make the same shuffled list. Rank r takes entries r, r + world_size, ...
+    sampler = DistributedSampler(train_set, seed=args.seed)
+    loader = DataLoader(train_set, batch_size=args.batch_size, sampler=sampler)
+    batches = progress(loader, args.max_steps)
+    with measure(device) as traffic:
+        losses = train_one_epoch(ddp_model, batches, optimizer, accumulate, device)
+    return model, mean_over_ranks(losses, dist.get_world_size()), traffic
+
+
+def main(device, args):
+    """Run on every rank: train in each way, then compare."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    train_set, test_set = load_mnist(args.data_dir)
+    # 4 steps reach the optimizer of "accumulation" and the matrices of PowerSGD.
+    few = TensorDataset(*train_set[: 4 * args.batch_size * world_size])
+    curves = {}
+    rows = {}
+    for way in WAYS:
+        train(few, way, device, args)  # a warm-up: not looked at
+        model, losses, traffic = train(train_set, way, device, args)
+        if rank == 0:
+            images = min(len(losses) * args.batch_size * world_size, len(train_set))
+            accuracy = evaluate(model, test_set, device)
+            rows[way] = report_way(way, images, losses, traffic, accuracy)
+            curves[way] = smooth(losses)
+    if rank == 0:
+        write_curves(curves, images)
+        report_best(rows)
+
+
+# ---- The same in every lesson that has it; explained on the page of the first one
+
+
+@contextmanager
+def measure(device):
+    """Yield a dictionary. After the with block it holds what this took.
+
+    seconds: until all ranks were done. given: bytes that this rank gave to all_reduce.
+    sent: bytes that the network counted, per rank. Every rank must call this.
+    """
+    traffic = {"given": 0}
+    all_reduce = dist.all_reduce
+
+    def counting(tensor, *arguments, **options):
+        traffic["given"] += tensor.nbytes
+        return all_reduce(tensor, *arguments, **options)
+
+    dist.all_reduce = counting  # the hooks find it there
+    sent = read_sent()
+    begin = time.perf_counter()
+    yield traffic
+    torch.get_device_module(device).synchronize()
+    dist.barrier()  # wait for the slowest rank
+    traffic["seconds"] = time.perf_counter() - begin
+    traffic["sent"] = (read_sent() - sent) / dist.get_world_size()
+    dist.all_reduce = all_reduce
+
+
+def read_sent():
+    """Return the bytes that all nodes have sent through the interface of the ranks.
+
+    Linux counts them. Those of all programs are in it, those of InfiniBand and NVLink
+    are not. Every rank must call this.
+    """
+    backend = dist.get_backend().upper()
+    name = os.environ.get(f"{backend}_SOCKET_IFNAME", "lo").lstrip("=")
+    counters = Path("/proc/net/dev")
+    sent = 0
+    if counters.exists():
+        for line in counters.read_text().splitlines():
+            interface, _, numbers = line.partition(":")
+            if interface.strip() == name:
+                sent = int(numbers.split()[8])
+    # All ranks of a node read the same counter, so each node counts once.
+    sent_by_node = dict(gather((socket.gethostname(), sent)))
+    return sum(sent_by_node.values())
+
+
+def report_way(way, images, losses, traffic, accuracy):
+    """Print a row of the table, numbers per step, and return it as a dictionary."""
+    steps = len(losses)
+    row = {
+        "given": traffic["given"] / steps / 1e6,
+        "sent": traffic["sent"] / steps / 1e6,
+        "ms": traffic["seconds"] / steps * 1e3,
+        "speed": images / traffic["seconds"],
+        "loss": losses[steps * 3 // 4 :].mean().item(),  # of the last quarter
+    }
+    if way == WAYS[0]:
+        print("per step     MB given  MB sent       ms images/s   loss accuracy")
+    sizes = f"{row['given']:8.3f} {row['sent']:8.3f} {row['ms']:8.1f}"
+    print(f"{way:12} {sizes} {row['speed']:8,.0f} {row['loss']:6.3f} {accuracy:8.2%}")
+    return row
+
+
+def report_best(rows):
+    """Print which way sends least, of those that learn as well: a loss within 2%."""
+    plain = rows["plain DDP"]
+    best = "plain DDP"
+    for way, row in rows.items():
+        as_well = row["loss"] <= 1.02 * plain["loss"]
+        if as_well and 0 < row["given"] < rows[best]["given"]:
+            best = way
+    # Where the link shows nothing, or is not needed at all, compare the bytes given.
+    world_size = dist.get_world_size()
+    seen = world_size > 1 and plain["sent"] * world_size > plain["given"] / 2
+    kind = "sent" if seen else "given"
+    note = "" if seen else " (given: the link shows none)"
+    share = rows[best][kind] / plain[kind]
+    speed = rows[best]["speed"] / plain["speed"]
+    loss = rows[best]["loss"] / plain["loss"] - 1
+    gain = f"{share:.2f} of plain DDP's bytes{note}, {speed:.1f} times its images/s"
+    print(f"=> {best}: {gain}, loss {loss:+.1%}")
+
+
+def smooth(losses, points=20):
+    """Return the means of this many equal parts of the losses: one batch is noisy."""
+    return F.adaptive_avg_pool1d(losses.unsqueeze(0), points).squeeze(0).cpu()
+
+
+def write_curves(curves, images):
+    """Write curves over the images seen to runs/, for TensorBoard and as a picture."""
+    from matplotlib.figure import Figure  # here: only rank 0 needs these two
+    from torch.utils.tensorboard import SummaryWriter
+
+    folder = Path("runs", Path(__file__).stem)
+    axes = Figure().subplots()
+    for name, curve in curves.items():
+        seen = [round(images * (i + 1) / len(curve)) for i in range(len(curve))]
+        axes.semilogy(seen, curve, label=name)
+        with SummaryWriter(folder / name, purge_step=0) as writer:
+            for step, loss in zip(seen, curve, strict=True):
+                writer.add_scalar("loss/train", loss, step)
+    axes.set(xlabel="images seen", ylabel="training loss")
+    axes.legend()
+    axes.figure.savefig(folder / "loss.png")
 
 
 def gather(value):
@@ -60,60 +236,41 @@ def gather(value):
     return values
 
 
-def time_all_reduce(numbers, device, repeats=10):
-    """Return the seconds that one all_reduce of this many float32 numbers takes."""
-    tensor = torch.ones(numbers, device=device)
-    dist.all_reduce(tensor)  # the first call sets up connections: not timed
-    torch.get_device_module(device).synchronize()  # torch.cpu's does nothing
-    dist.barrier()
-    begin = time.perf_counter()
-    for _ in range(repeats):
-        dist.all_reduce(tensor)
-    # A GPU only notes what to do and works on: without this the clock is read too early.
-    torch.get_device_module(device).synchronize()
-    return (time.perf_counter() - begin) / repeats
+def mean_over_ranks(losses, world_size):
+    """Return each step's mean loss over all ranks. Every rank must call this."""
+    if world_size > 1:
+        dist.all_reduce(losses)  # each rank knows only the losses of its own images
+    return losses / world_size
+
+
+@torch.inference_mode()
+def evaluate(model, test_set, device):
+    """Return the share of the test images that the model gets right, from 0 to 1."""
+    correct = 0
+    for images, labels in DataLoader(test_set, batch_size=1000):
+        images, labels = images.to(device), labels.to(device)
+        correct += (model(images).argmax(dim=1) == labels).sum().item()
+    return correct / len(test_set)
 
 
 def load_mnist(data_dir):
-    """Return images, uint8 [N, 28, 28], and labels, int64 [N]: of training, then of testing."""
-    from torchvision.datasets import MNIST, utils  # here, because the ranks need not wait for it
+    """Return training set and test set: images, uint8 [N, 28, 28], and labels, [N]."""
+    from torchvision.datasets import MNIST  # here, because importing it takes a second
 
-    # Unpacked for this process alone: whoever shares the files may read one half written.
-    with tempfile.TemporaryDirectory() as folder:
-        (raw := Path(folder, "MNIST", "raw")).mkdir(parents=True)
-        for name, md5 in MNIST.resources:
-            if not utils.check_integrity(archive := data_dir / "MNIST" / "raw" / name, md5):
-                sys.exit(f"{archive} is missing or damaged. Restore it: git checkout data/MNIST")
-            utils.extract_archive(archive, raw)
-        parts = MNIST(folder, train=True), MNIST(folder, train=False)
-    return [tensor for part in parts for tensor in (part.data, part.targets)]
+    train_set, test_set = MNIST(data_dir, train=True), MNIST(data_dir, train=False)
+    return [TensorDataset(part.data, part.targets) for part in (train_set, test_set)]
 
 
-def read_sent():
-    """Return the bytes that all machines have sent through the interface of the ranks."""
-    name = os.environ.get(f"{dist.get_backend().upper()}_SOCKET_IFNAME", "lo").lstrip("=")
-    counters, sent = Path("/proc/net/dev"), 0  # Linux has it. InfiniBand and NVLink pass by it
-    for line in counters.read_text().splitlines() if counters.exists() else ():
-        if line.strip().startswith(f"{name}:"):
-            sent = int(line.partition(":")[2].split()[8])
-    # A counter is its machine's, so it counts once, and all programs there are in it.
-    return sum(dict(gather((socket.gethostname(), sent))).values())
-
-
-def listen():
-    """Have every all_reduce from now on noted. Return the list of their sizes in bytes."""
-    sizes, all_reduce = [], dist.all_reduce
-
-    def noting(tensor, *arguments, **options):
-        sizes.append(tensor.nbytes)
-        return all_reduce(tensor, *arguments, **options)
-
-    dist.all_reduce = noting  # the hooks find it here
-    return sizes
+def progress(loader, max_steps=None):
+    """Return the loader's first batches, with a bar if rank 0 writes to a terminal."""
+    steps = min(len(loader), max_steps or len(loader))
+    hidden = None if os.environ.get("RANK", "0") == "0" else True
+    # disable=None hides the bar where there is no terminal.
+    return tqdm(islice(loader, steps), total=steps, disable=hidden, leave=False)
 
 
 class Net(nn.Module):
-    """A network with 3.3 MB of gradients: images, uint8 [N, 28, 28], to scores, float32 [N, 10]."""
+    """Lesson 2's, but with 3.3 MB of gradients: uint8 [N, 28, 28] to scores [N, 10]."""
 
     def __init__(self):
         super().__init__()
@@ -123,151 +280,105 @@ class Net(nn.Module):
         self.fc2 = nn.Linear(1536, 10)
 
     def forward(self, images):
-        x = (images[:, None] / 255 - 0.1307) / 0.3081  # to mean 0 and standard deviation 1
+        x = images.unsqueeze(1) / 255  # float32 [N, 1, 28, 28], from 0 to 1
+        x = (x - 0.1307) / 0.3081  # mean 0 and standard deviation 1
         x = F.relu(self.conv1(x))
         x = F.relu(self.conv2(x)).flatten(1)
-        return self.fc2(F.relu(self.fc1(x)))
+        x = F.relu(self.fc1(x))
+        return self.fc2(x)
 
 
-def train_one_epoch(model, optimizer, batches, accumulate):
-    """Train on each batch once. Return [2, steps]: loss summed over the batch; batch size."""
-    history = []
-    for step, (images, labels) in enumerate(batches, 1):
-        send = step % accumulate == 0
-        # Around forward too: it is there that DDP decides whether backward will send.
-        with contextlib.nullcontext() if send else model.no_sync():
-            loss = F.cross_entropy(model(images), labels)
-            (loss / accumulate).backward()  # added to what earlier batches have left
-        if send:
-            optimizer.step()
-            optimizer.zero_grad()
-        # No .item() here: the CPU would wait for the GPU in every step.
-        history.append(torch.stack([loss.detach() * len(labels), loss.new_tensor(len(labels))]))
-    return torch.stack(history, dim=1)
-
-
-def write_curves(curves, seen):
-    """Write losses over the images seen to runs/, for TensorBoard and as a picture."""
-    from matplotlib.figure import Figure  # here, because only rank 0 needs it
-    from torch.utils.tensorboard import SummaryWriter
-
-    folder, axes = Path("runs", Path(__file__).stem), Figure().subplots()
-    for name, losses in curves.items():
-        axes.semilogy(seen, losses, label=name)
-        with SummaryWriter(folder / name, purge_step=0) as writer:
-            for step, loss in zip(seen.int().tolist(), losses):
-                writer.add_scalar("loss/train", loss, step)
-    axes.set(xlabel="images seen", ylabel="training loss")
-    axes.legend().figure.savefig(folder / "loss.png")
-
-
-def train(way, images, labels, args, sizes):
-    """Train a new model in one way. Return a row, what a step took, and the loss curve."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    accumulate, options, hook = WAYS[way]
-    torch.manual_seed(args.seed)  # the same first weights on every rank
-    model = Net().to(images.device)
-    if hook:
-        model, state = DistributedDataParallel(model, **options), None
-        if way == "PowerSGD":
-            # What a step leaves out is kept here, as large as the gradients, and added in the next.
-            # 2 is the least: DDP forms new buckets after its first step. PyTorch's manual advises
-            # a tenth of all steps, because early gradients matter most.
-            state = powerSGD_hook.PowerSGDState(None, MATRIX_RANK, start_powerSGD_iter=2)
-        model.register_comm_hook(state, hook)  # on every rank, before the first backward
-    # As in lesson 8, the learning rate grows with the global batch.
-    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr * accumulate, momentum=0.9)
-    # No image comes twice, so there is nothing to shuffle.
-    parts = (x[rank::world_size].split(args.batch_size) for x in (images, labels))
-    sizes.clear()
-    sent, begin = read_sent(), time.perf_counter()
-    history = train_one_epoch(model, optimizer, zip(*parts), accumulate)
-    torch.get_device_module(images.device).synchronize()
-    dist.barrier()  # wait for the slowest rank
-    seconds, sent = time.perf_counter() - begin, read_sent() - sent
-    count = history.shape[1]
-    row = {"messages": len(sizes) / count, "given": sum(sizes) / count / 1e6}
-    row |= {"sent": sent / world_size / count / 1e6, "ms": seconds / count * 1e3}
-    dist.all_reduce(history)  # losses and images of all ranks, step by step
-    loss, seen = history[:, count * 3 // 4 :].sum(1).tolist()  # of the last quarter
-    row |= {"speed": history[1].sum().item() / seconds, "loss": loss / seen}
-    return row, torch.div(*F.adaptive_avg_pool1d(history, 20).cpu())  # means: one batch is noisy
-
-
-def main(device, data, args):
-    """Run on every rank: measure a message, train in each way, compare, predict."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    step = args.batch_size * world_size
-    count = min(args.max_steps, len(data[0]) // step) * step
-    images, labels = data[0][:count].to(device), data[1][:count].to(device)  # the same for all
-    numbers = sum(parameter.numel() for parameter in Net().parameters())
-    # A message takes alpha, whatever its size, and beta for each MB: a line through two points.
-    alpha, whole = (1e3 * max(gather(time_all_reduce(n, device))) for n in (1, numbers))
-    beta, sizes, rows, curves = max(0, whole - alpha) / (numbers * 4e-6), listen(), {}, {}
-    train("no messages", images, labels, args, sizes)  # a warm-up, not looked at
-
-    def predict(way, ranks=world_size):
-        # In a ring of n ranks, 1/n of a message goes on to the next rank 2 (n - 1) times. Source:
-        # Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009.
-        hops = (ranks - 1) / max(1, world_size - 1)
-        carry = rows[way]["messages"] * alpha + rows[way]["given"] * beta * world_size / ranks
-        return rows["no messages"]["ms"] + hops * carry
-
-    if rank == 0:
-        print(f"a message takes {alpha:.2f} ms and {beta:.2f} ms for each MB")
-        print(HEAD)
-    for way in WAYS:
-        rows[way], curves[way] = train(way, images, labels, args, sizes)
-        if rank == 0:
-            print(ROW.format(way, predict(way), **rows[way]))
-    if rank > 0:
-        return
-    write_curves(curves, torch.linspace(0, len(images), 21)[1:])
-    plain = rows["plain DDP"]
-    # Of those that learn as well, within 2%, the one that sends least.
-    well = [x for x in WAYS if rows[x]["given"] and not rows[x]["loss"] > 1.02 * plain["loss"]]
-    best = min(well, key=lambda way: rows[way]["given"])
-    for n in (8, 64, 1024) if world_size > 1 else ():
-        times = (f"{way} {predict(way, n):,.0f} ms" for way in ("plain DDP", best))
-        print(f"predicted for a ring of {n} ranks: {', '.join(times)}")
-    seen = world_size > 1 and plain["sent"] * world_size > plain["given"] / 2
-    kind, note = ("sent", "") if seen else ("given", " (given: the link shows none)")
-    share, speed, loss = (rows[best][name] / plain[name] for name in (kind, "speed", "loss"))
-    print(f"=> {best}: {share:.2f} of plain DDP's bytes{note}, ", end="")
-    print(f"{speed:.1f} times its images/s, loss {loss - 1:+.1%}")
+def choose_device(local_rank, local_world_size):
+    """Return this rank's device and the backend that connects such devices."""
+    count = torch.accelerator.device_count()
+    kind = torch.accelerator.current_accelerator().type if count else "cpu"
+    if kind in ("cpu", "mps"):  # there are no collectives for Apple's GPU
+        return torch.device("cpu"), "gloo"
+    device = torch.device(kind, local_rank % count)
+    # Where Slurm shows each task only its own GPU, count is 1. If srun has started each
+    # rank as a task, take the number of GPUs of the node.
+    if os.environ.get("SLURM_STEP_NUM_TASKS") == os.environ.get("WORLD_SIZE", "1"):
+        count = max(count, int(os.environ.get("SLURM_GPUS_ON_NODE", 0)))
+    shared = local_world_size > count
+    if kind == "xpu" and (shared or not dist.is_xccl_available()):
+        return torch.device("cpu"), "gloo"  # gloo cannot carry tensors of Intel's GPUs
+    torch.accelerator.set_device_index(device.index)
+    # We compare runs: a run must give the same numbers again, with little rounding
+    # (TF32 keeps 11 of float32's 24 bits). A real job may leave out these four lines.
+    torch.backends.cudnn.deterministic = True  # NVIDIA and AMD
+    torch.backends.mkldnn.deterministic = True  # Intel
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False  # True in NVIDIA's containers
+    # NCCL refuses two ranks on one GPU, so gloo connects ranks that share one.
+    backend = "gloo" if shared else dist.get_default_backend_for_device(device)
+    return device, backend
 
 
 def start(*arguments):
-    """Be one rank, as the variables say: join the process group, run main, leave the group."""
-    local_rank, local_world_size = int(os.environ["LOCAL_RANK"]), os.environ.get("LOCAL_WORLD_SIZE")
-    device, backend = choose_device(local_rank, int(local_world_size or 1))
-    gloo, wait = backend == "gloo", timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
-    dist.init_process_group(backend, timeout=wait, device_id=None if gloo else device)
+    """Run as one rank: join the process group, call main, leave the group."""
+    local_rank = int(os.environ["LOCAL_RANK"])
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    device, backend = choose_device(local_rank, local_world_size)
+    timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
+    device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
+    dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     if dist.get_rank() == 0:
-        print(f"ranks: {dist.get_world_size()}, device: {device.type}, backend: {backend}")
+        setting = f"device: {device.type}, backend: {backend}"
+        print(f"ranks: {dist.get_world_size()}, {setting}")
     main(device, *arguments)
-    dist.barrier()  # leave together; a rank that fails never gets here and ends the job
+    dist.barrier()  # leave together; if a rank fails before, the job ends there
+    # gloo's threads may still be freeing tensors, and need Python for that. Without a
+    # pause, torch before 2.8 can hang in the next line (pytorch#154976), and Python can
+    # abort while it ends.
+    time.sleep(0.2)
     dist.destroy_process_group()
+
+
+def positive_int(text):
+    """Return an argument as a whole number greater than 0."""
+    if not text.isdecimal() or int(text) == 0:
+        problem = f"must be a whole number greater than 0, not {text}"
+        raise argparse.ArgumentTypeError(problem)
+    return int(text)
+
+
+def positive_float(text):
+    """Return an argument as a number greater than 0."""
+    number = float(text)
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"must be greater than 0, not {text}")
+    return number
+
+
+def mnist_folder(text):
+    """Return an argument as a path, if MNIST is there, in files of the right size."""
+    sizes = {"train-images-idx3": 47_040_016, "train-labels-idx1": 60_008}
+    sizes |= {"t10k-images-idx3": 7_840_016, "t10k-labels-idx1": 10_008}
+    for name, size in sizes.items():
+        file = Path(text, "MNIST", "raw", f"{name}-ubyte")
+        if not file.exists() or file.stat().st_size != size:
+            todo = "Restore it: git checkout data/MNIST"
+            raise argparse.ArgumentTypeError(f"{file} is missing or damaged. {todo}")
+    return Path(text)
 
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batch-size", type=int, default=32, help="images per process (32)")
-    parser.add_argument("--lr", type=float, default=0.01, help="learning rate (0.01)")
-    parser.add_argument("--seed", type=int, default=0, help="for weights and order (0)")
-    parser.add_argument("--max-steps", type=int, default=80, help="in each way (80)")
-    parser.add_argument("--data-dir", type=Path, default=Path(__file__).parents[1] / "data")
+    add = parser.add_argument
     if os.environ.get("LOCAL_RANK", "0") != "0":  # one rank a node says what is wrong
         parser.error = lambda message: sys.exit(2)
+    add("--batch-size", type=positive_int, default=32, help="per process (32)")
+    add("--lr", type=positive_float, default=0.005, help="learning rate (0.005)")
+    add("--seed", type=int, default=0, help="for weights and order (0)")
+    add("--max-steps", type=positive_int, default=80, help="in each way (80)")
+    data = Path(__file__).parents[1] / "data"
+    add("--data-dir", type=mnist_folder, default=str(data), help="where MNIST is")
     args = parser.parse_args()
     if "RANK" not in os.environ:
         parser.error("start this lesson with scripts/multinode_setup_and_run.sh")
-    for name, value in vars(args).items():
-        if isinstance(value, int | float) and not value > 0 and name != "seed":
-            parser.error(f"{name.replace('_', '-')} must be greater than 0, not {value}")
     return args
 
 
 if __name__ == "__main__":
     args = parse_args()
-    start(load_mnist(args.data_dir), args)
+    start(args)

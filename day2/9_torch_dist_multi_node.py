@@ -3,8 +3,8 @@
 Builds on: 1_torch_dist_gpu.py
 New here:  local rank, node, process groups of some of the ranks
 Run:       scripts/multinode_setup_and_run.sh day2/9_torch_dist_multi_node.py
-Look for:  => 2 nodes, 4 ranks: every rank holds the sum 0+1+2+3 = 6
-Try next:  --torchrun before the file; one rank a node; compare 4 kB and 64 MB between nodes.
+Look for:  => 2 nodes, 4 ranks: every rank holds the sum 0+1+2+3 = ...
+Try next:  --torchrun before the file; one rank per node; 4 kB and 64 MB between nodes.
 """
 
 import argparse
@@ -20,18 +20,84 @@ import torch.distributed as dist
 SIZES = {"4 kB": 1_000, "1 MB": 250_000, "64 MB": 16_000_000}  # numbers of 4 bytes each
 
 
-def choose_device(local_rank, local_world_size):
-    """Return this rank's device and the backend that connects such devices."""
-    accelerator = torch.accelerator.is_available() and torch.accelerator.current_accelerator()
-    if not accelerator or accelerator.type == "mps":  # Apple's has no collectives
-        return torch.device("cpu"), "gloo"
-    count = torch.accelerator.device_count()
-    device = torch.device(accelerator.type, local_rank % count)
-    torch.accelerator.set_device_index(device.index)
-    # Slurm may show each task one GPU only: then the node has more than this rank can see.
-    count = max(count, int(os.environ.get("SLURM_GPUS_ON_NODE", 0)))
-    shared = local_world_size > count  # then through gloo: NCCL refuses two ranks on one GPU
-    return device, "gloo" if shared else dist.get_default_backend_for_device(device)
+def time_all_reduce(numbers, device, group, repeats=10):
+    """Return the seconds that one all_reduce of float32 numbers takes in a group."""
+    tensor = torch.ones(numbers, device=device)
+    # The first call sets up connections: not timed.
+    dist.all_reduce(tensor, group=group)
+    torch.get_device_module(device).synchronize()  # torch.cpu's does nothing
+    dist.barrier(group)
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        dist.all_reduce(tensor, group=group)
+    # A GPU works later than the CPU asks it to. Wait for it, then read the clock.
+    torch.get_device_module(device).synchronize()
+    return (time.perf_counter() - begin) / repeats
+
+
+def make_groups():
+    """Return two groups: of the ranks of this node, and of one rank of every node.
+
+    And the number of nodes. Every rank must make all groups, also those without it.
+    """
+    # The ranks of a node follow each other, so all of them find the same first one.
+    firsts = gather(dist.get_rank() - int(os.environ["LOCAL_RANK"]))
+    leaders = sorted(set(firsts))
+    nodes = [[r for r in range(len(firsts)) if firsts[r] == first] for first in leaders]
+    # A group has its own timeout. If none is given, it is half an hour.
+    timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
+    within, _ = dist.new_subgroups_by_enumeration(nodes, timeout=timeout)
+    between = dist.new_group(leaders, timeout=timeout)
+    return within, between, len(nodes)
+
+
+def main(device):
+    """Run on every rank: the same code, told apart only by the rank."""
+    rank = dist.get_rank()
+    world_size = dist.get_world_size()
+    value = torch.tensor(float(rank), device=device)
+    before = value.item()
+    # Every rank gives its value, and every rank gets the sum of all. It works in place.
+    dist.all_reduce(value, op=dist.ReduceOp.SUM)
+
+    # Lines printed by several processes come in any order: rank 0 collects and prints.
+    place = f"{socket.gethostname()}, local rank {os.environ['LOCAL_RANK']}, {device}"
+    rows = gather((before, value.item(), place))
+    if rank == 0:
+        for r, (before, after, name) in enumerate(rows):
+            who = f"rank {r} of {world_size} on {name}"
+            print(f"{who}: {before:g} before, {after:g} after")
+
+    within, between, nodes = make_groups()
+    for where, group in (("within a node", within), ("between nodes", between)):
+        ranks = dist.get_world_size(group)  # -1 on a rank that is not in the group
+        for size, numbers in SIZES.items():
+            mine = time_all_reduce(numbers, device, group) if ranks > 0 else 0
+            seconds = max(gather(mine))
+            # Algorithm bandwidth: size / time. Bus bandwidth: what a link carries. In a
+            # ring of n ranks nearly every number passes every link twice, exactly
+            # 2 (n - 1) / n times. Source: NVIDIA's nccl-tests, doc/PERFORMANCE.md.
+            algorithm = numbers * 4 / seconds / 1e6
+            bus = algorithm * 2 * (ranks - 1) / ranks
+            if rank == 0 and ranks > 1:
+                speeds = f"{algorithm:9,.1f} MB/s, bus {bus:9,.1f} MB/s"
+                times = f"{seconds * 1e3:8.3f} ms, {speeds}"
+                print(f"{where}, {ranks} ranks, {size:>5}: {times}")
+    if rank == 0:
+        sums = [after for _, after, _ in rows]
+        print(f"=> {nodes} nodes, {world_size} ranks: {check_sums(sums)}")
+
+
+# ---- The same in every lesson that has it; explained on the page of the first one
+
+
+def check_sums(sums):
+    """Return the verdict on the sums that the ranks hold, given in rank order."""
+    expected = sum(range(len(sums)))
+    terms = "+".join(str(rank) for rank in range(len(sums)))
+    correct = all(value == expected for value in sums)
+    verdict = "every rank holds" if correct else "WRONG: not every rank holds"
+    return f"{verdict} the sum {terms} = {expected}"
 
 
 def gather(value):
@@ -41,77 +107,49 @@ def gather(value):
     return values
 
 
-def time_all_reduce(numbers, device, group, repeats=10):
-    """Return the seconds that one all_reduce of this many float32 numbers takes in a group."""
-    tensor = torch.ones(numbers, device=device)
-    dist.all_reduce(tensor, group=group)  # the first call sets up connections: not timed
-    torch.get_device_module(device).synchronize()  # torch.cpu's does nothing
-    dist.barrier(group)
-    begin = time.perf_counter()
-    for _ in range(repeats):
-        dist.all_reduce(tensor, group=group)
-    # A GPU only notes what to do and works on: without this the clock is read too early.
-    torch.get_device_module(device).synchronize()
-    return (time.perf_counter() - begin) / repeats
-
-
-def main(device):
-    """Run on every rank: the same code, told apart only by the rank."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    local_rank = int(os.environ["LOCAL_RANK"])
-    value = torch.tensor(float(rank), device=device)
-    before = value.item()
-    # Every rank gives its value, every rank gets the sum of all. It works in place.
-    dist.all_reduce(value, op=dist.ReduceOp.SUM)
-
-    # Lines printed by several processes come in any order, so rank 0 collects and prints them.
-    rows = gather(
-        (before, value.item(), f"{socket.gethostname()}, local rank {local_rank}, {device}")
-    )
-    # The ranks of a node follow each other, so all of them find the same first one.
-    firsts = gather(rank - local_rank)
-    leaders = sorted(set(firsts))
-    if rank == 0:
-        for r, (before, after, name) in enumerate(rows):
-            print(f"rank {r} of {world_size} on {name}: {before:g} before, {after:g} after")
-        terms, expected = "+".join(map(str, range(world_size))), sum(range(world_size))
-        correct = all(after == expected for _, after, _ in rows)
-
-    # A group for each node, and one with a rank of every node. Every rank must make all groups.
-    nodes = [[r for r in range(world_size) if firsts[r] == first] for first in leaders]
-    # A group does not take over the timeout of the first one: not given, it is half an hour.
-    wait = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
-    within, _ = dist.new_subgroups_by_enumeration(nodes, timeout=wait)
-    between = dist.new_group(leaders, timeout=wait)
-
-    # Algorithm bandwidth: size / time. Bus bandwidth: what each rank's link carries, 2 (n - 1) / n
-    # times as much, because in a ring nearly every number passes every link twice. Source:
-    # NVIDIA's nccl-tests, doc/PERFORMANCE.md.
-    for where, group in (("within a node", within), ("between nodes", between)):
-        ranks = dist.get_world_size(group)  # -1 on a rank that is not in the group
-        for size, numbers in SIZES.items():
-            seconds = max(gather(time_all_reduce(numbers, device, group) if ranks > 0 else 0))
-            algorithm = numbers * 4 / seconds / 1e6
-            bus = algorithm * 2 * (ranks - 1) / ranks
-            if rank == 0 and ranks > 1:
-                row = f"{seconds * 1e3:8.3f} ms, {algorithm:9,.1f} MB/s, bus {bus:9,.1f} MB/s"
-                print(f"{where}, {ranks} ranks, {size:>5}: {row}")
-    if rank == 0:
-        verdict = "every rank holds" if correct else "WRONG: not every rank holds"
-        size = f"{len(nodes)} nodes, {world_size} ranks"
-        print(f"=> {size}: {verdict} the sum {terms} = {expected}")
+def choose_device(local_rank, local_world_size):
+    """Return this rank's device and the backend that connects such devices."""
+    count = torch.accelerator.device_count()
+    kind = torch.accelerator.current_accelerator().type if count else "cpu"
+    if kind in ("cpu", "mps"):  # there are no collectives for Apple's GPU
+        return torch.device("cpu"), "gloo"
+    device = torch.device(kind, local_rank % count)
+    # Where Slurm shows each task only its own GPU, count is 1. If srun has started each
+    # rank as a task, take the number of GPUs of the node.
+    if os.environ.get("SLURM_STEP_NUM_TASKS") == os.environ.get("WORLD_SIZE", "1"):
+        count = max(count, int(os.environ.get("SLURM_GPUS_ON_NODE", 0)))
+    shared = local_world_size > count
+    if kind == "xpu" and (shared or not dist.is_xccl_available()):
+        return torch.device("cpu"), "gloo"  # gloo cannot carry tensors of Intel's GPUs
+    torch.accelerator.set_device_index(device.index)
+    # We compare runs: a run must give the same numbers again, with little rounding
+    # (TF32 keeps 11 of float32's 24 bits). A real job may leave out these four lines.
+    torch.backends.cudnn.deterministic = True  # NVIDIA and AMD
+    torch.backends.mkldnn.deterministic = True  # Intel
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False  # True in NVIDIA's containers
+    # NCCL refuses two ranks on one GPU, so gloo connects ranks that share one.
+    backend = "gloo" if shared else dist.get_default_backend_for_device(device)
+    return device, backend
 
 
 def start(*arguments):
-    """Be one rank, as the variables say: join the process group, run main, leave the group."""
-    local_rank, local_world_size = int(os.environ["LOCAL_RANK"]), os.environ.get("LOCAL_WORLD_SIZE")
-    device, backend = choose_device(local_rank, int(local_world_size or 1))
-    gloo, wait = backend == "gloo", timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
-    dist.init_process_group(backend, timeout=wait, device_id=None if gloo else device)
+    """Run as one rank: join the process group, call main, leave the group."""
+    local_rank = int(os.environ["LOCAL_RANK"])
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    device, backend = choose_device(local_rank, local_world_size)
+    timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
+    device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
+    dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     if dist.get_rank() == 0:
-        print(f"ranks: {dist.get_world_size()}, device: {device.type}, backend: {backend}")
+        setting = f"device: {device.type}, backend: {backend}"
+        print(f"ranks: {dist.get_world_size()}, {setting}")
     main(device, *arguments)
-    dist.barrier()  # leave together; a rank that fails never gets here and ends the job
+    dist.barrier()  # leave together; if a rank fails before, the job ends there
+    # gloo's threads may still be freeing tensors, and need Python for that. Without a
+    # pause, torch before 2.8 can hang in the next line (pytorch#154976), and Python can
+    # abort while it ends.
+    time.sleep(0.2)
     dist.destroy_process_group()
 
 

@@ -3,7 +3,7 @@
 Builds on: 2_mnist_training.py
 New here:  HDF5, dataset, chunk
 Run:       python day2/create_mnist_h5.py [--copies 20]
-Look for:  => mnist.h5: 60,000 images of 28 x 28 in chunks of 256, sha256 d18cfd466eb1
+Look for:  => mnist.h5: ... images of 28 x 28 in chunks of 256, sha256 ...
 Try next:  --gzip 4: how much smaller is the file, and how much slower is lesson 11?
 """
 
@@ -12,114 +12,178 @@ import hashlib
 import os
 import signal
 import sys
-import tempfile
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import h5py
 import torch
-from torchvision import datasets
+from torch.utils.data import TensorDataset
 
 
-def load_mnist(data_dir):
-    """Return images, uint8 [N, 28, 28], and labels, int64 [N]: of training, then of testing."""
-    from torchvision.datasets import MNIST, utils  # here, because the ranks need not wait for it
+def write_images(file, train_set, test_set, args):
+    """Write all images and labels into an HDF5 file that is open for writing.
 
-    # Unpacked for this process alone: whoever shares the files may read one half written.
-    with tempfile.TemporaryDirectory() as folder:
-        (raw := Path(folder, "MNIST", "raw")).mkdir(parents=True)
-        for name, md5 in MNIST.resources:
-            if not utils.check_integrity(archive := data_dir / "MNIST" / "raw" / name, md5):
-                sys.exit(f"{archive} is missing or damaged. Restore it: git checkout data/MNIST")
-            utils.extract_archive(archive, raw)
-        parts = MNIST(folder, train=True), MNIST(folder, train=False)
-    return [tensor for part in parts for tensor in (part.data, part.targets)]
-
-
-def load_dataset(name, data_dir):
-    """Return the same four tensors for any data set of torchvision with images of 28 x 28."""
-    if name == "MNIST":
-        return load_mnist(data_dir)
-    try:
-        kind = getattr(datasets, name)
-        parts = [kind(data_dir, train=train, download=True) for train in (True, False)]
-        tensors = [torch.as_tensor(x) for part in parts for x in (part.data, part.targets)]
-    except Exception as error:
-        sys.exit(f"torchvision could not give the data set {name}: {error}")
-    if tensors[0].shape[1:] != (28, 28) or tensors[0].dtype != torch.uint8:
-        sys.exit(f"{name} has images of another shape than 28 x 28, or in colour.")
-    return tensors
-
-
-def write(path, tensors, args):
-    """Write the file under another name first: nobody ever opens one that is half written."""
-    images, labels, test_images, test_labels = (tensor.numpy() for tensor in tensors)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    checksum = hashlib.sha256()
-
-    def stop(*_):  # by Ctrl-C or kill. An exception is sometimes lost inside h5py: raise none.
-        temporary.unlink(missing_ok=True)
-        os._exit(1)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
-    try:
-        # Mode x: a second writer fails. Mode w would empty a file that somebody else has open.
-        with h5py.File(temporary, "x") as file:
-            # A chunk is what is read, checked and unpacked at once.
-            options = {"chunks": (args.chunk_size, 28, 28), "fletcher32": True}
-            if args.gzip:
-                options |= {"compression": "gzip", "compression_opts": args.gzip}
-            count = args.copies * len(labels)
-            file.create_dataset("images", (count, 28, 28), "uint8", **options)
-            file.create_dataset("labels", (count,), "int64")
-            for copy in range(args.copies):
-                part = slice(copy * len(labels), (copy + 1) * len(labels))
-                file["images"][part], file["labels"][part] = images, labels
-                checksum.update(images)
-                checksum.update(labels)
-            file["test_images"], file["test_labels"] = test_images, test_labels
-            file.attrs["mean"], file.attrs["std"] = images.mean() / 255, images.std() / 255
-            file.attrs["sha256"] = checksum.hexdigest()
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    os.replace(temporary, path)
-    return count, checksum.hexdigest()
+    It then holds four datasets, as HDF5 calls its arrays: images, uint8 [N, 28, 28],
+    and labels, int64 [N]; test_images and test_labels.
+    """
+    images, labels = [tensor.numpy() for tensor in train_set.tensors]
+    count = args.copies * len(images)
+    # HDF5 reads, checks and unpacks whole chunks only, even if it wants a single image.
+    # Each chunk has a checksum (fletcher32), so damage is noticed when it is read.
+    options = {"chunks": (args.chunk_size, 28, 28), "fletcher32": True}
+    if args.gzip:
+        options |= {"compression": "gzip", "compression_opts": args.gzip}
+    file.create_dataset("images", (count, 28, 28), "uint8", **options)
+    file.create_dataset("labels", (count,), "int64")
+    for begin in range(0, count, len(images)):
+        end = begin + len(images)
+        file["images"][begin:end] = images  # goes to the disk: memory holds one copy
+        file["labels"][begin:end] = labels
+    test_images, test_labels = [tensor.numpy() for tensor in test_set.tensors]
+    file["test_images"] = test_images
+    file["test_labels"] = test_labels
+    # Attributes are small values that describe the data: here of pixels from 0 to 1.
+    file.attrs["mean"] = images.mean() / 255
+    file.attrs["std"] = images.std() / 255
 
 
 def main(args):
-    """Load, write, report."""
+    """Load, write, read again, report."""
     if args.file.exists() and not args.force:
-        sys.exit(f"{args.file} is there already. To write it anew: --force")
-    tensors = load_dataset(args.dataset, args.data_dir)
-    try:
-        args.file.parent.mkdir(parents=True, exist_ok=True)
-        count, checksum = write(args.file, tensors, args)
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else error
-        print(f"{args.file} could not be written: {reason}", file=sys.stderr, flush=True)
-        os._exit(1)  # HDF5 crashes when it closes a file for which there was no room
+        sys.exit(f"{args.file} is there already. To write it again: --force")
+    train_set, test_set = load_dataset(args.dataset, args.data_dir)
+    with safe_file(args.file) as file:
+        write_images(file, train_set, test_set, args)
+        checksum, same = read_again(file, train_set)
+        file.attrs["sha256"] = checksum
+        count = len(file["images"])
     print(f"{args.file}: {args.file.stat().st_size / 1e6:,.1f} MB")
     size = f"{count:,} images of 28 x 28 in chunks of {args.chunk_size}"
-    print(f"=> {args.file.name}: {size}, sha256 {checksum[:12]}")
+    wrong = "" if same else ": NOT what was written"
+    print(f"=> {args.file.name}: {size}, sha256 {checksum[:12]}{wrong}")
+
+
+# ---- The same in every lesson that has it; explained on the page of the first one
+
+
+def read_again(file, train_set):
+    """Return the SHA-256 of what the file holds, and whether it is what was written."""
+    images, labels = [tensor.numpy() for tensor in train_set.tensors]
+    written = hashlib.sha256()
+    held = hashlib.sha256()
+    for begin in range(0, len(file["images"]), len(images)):
+        end = begin + len(images)
+        written.update(images)
+        written.update(labels)
+        held.update(file["images"][begin:end])
+        held.update(file["labels"][begin:end])
+    return held.hexdigest(), held.digest() == written.digest()
+
+
+@contextmanager
+def safe_file(path):
+    """Open a new HDF5 file, which has another name until it is complete.
+
+    So nobody ever opens one that is half written, and an older file stays until then.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+
+    def stop(number, frame):
+        """End at once: h5py sometimes loses an exception, so raise none."""
+        temporary.unlink(missing_ok=True)
+        os._exit(1)
+
+    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C and kill
+        # A script starts a command before & so that it ignores Ctrl-C: leave it so.
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, stop)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # With mode x a second writer of this file fails. Mode w would empty the file
+        # that the first one has open.
+        with h5py.File(temporary, "x") as file:
+            yield file
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        reason = os.strerror(error.errno) if error.errno else error
+        print(f"{path} could not be written: {reason}", file=sys.stderr, flush=True)
+        os._exit(1)  # HDF5 crashes when it closes a file for which there was no room
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def load_dataset(name, data_dir):
+    """Return what load_mnist returns, for any such data set that torchvision has."""
+    from torchvision import datasets
+
+    if name == "MNIST":
+        return load_mnist(data_dir)
+    sets = []
+    try:
+        for train in (True, False):
+            part = getattr(datasets, name)(data_dir, train=train, download=True)
+            images, labels = torch.as_tensor(part.data), torch.as_tensor(part.targets)
+            sets.append(TensorDataset(images, labels))
+    except Exception as error:
+        sys.exit(f"torchvision could not give the data set {name}: {error}")
+    if images.shape[1:] != (28, 28) or images.dtype != torch.uint8:
+        sys.exit(f"{name} has images of another shape than 28 x 28, or in colour.")
+    return sets
+
+
+def load_mnist(data_dir):
+    """Return training set and test set: images, uint8 [N, 28, 28], and labels, [N]."""
+    from torchvision.datasets import MNIST  # here, because importing it takes a second
+
+    train_set, test_set = MNIST(data_dir, train=True), MNIST(data_dir, train=False)
+    return [TensorDataset(part.data, part.targets) for part in (train_set, test_set)]
+
+
+def positive_int(text):
+    """Return an argument as a whole number greater than 0."""
+    if not text.isdecimal() or int(text) == 0:
+        problem = f"must be a whole number greater than 0, not {text}"
+        raise argparse.ArgumentTypeError(problem)
+    return int(text)
+
+
+def mnist_folder(text):
+    """Return an argument as a path, if MNIST is there, in files of the right size."""
+    sizes = {"train-images-idx3": 47_040_016, "train-labels-idx1": 60_008}
+    sizes |= {"t10k-images-idx3": 7_840_016, "t10k-labels-idx1": 10_008}
+    for name, size in sizes.items():
+        file = Path(text, "MNIST", "raw", f"{name}-ubyte")
+        if not file.exists() or file.stat().st_size != size:
+            todo = "Restore it: git checkout data/MNIST"
+            raise argparse.ArgumentTypeError(f"{file} is missing or damaged. {todo}")
+    return Path(text)
 
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--file", type=Path, help="what to write (mnist.h5 in the data folder)")
-    parser.add_argument("--chunk-size", type=int, default=256, help="images in a chunk (256)")
-    parser.add_argument("--gzip", type=int, choices=range(1, 10), help="compress, 1 to 9")
-    parser.add_argument("--copies", type=int, default=1, help="all images so many times (1)")
-    parser.add_argument("--dataset", default="MNIST", help="one of torchvision's (MNIST)")
-    parser.add_argument("--force", action="store_true", help="replace a file that is there")
-    parser.add_argument("--data-dir", type=Path, default=Path(__file__).parents[1] / "data")
+    add = parser.add_argument
+    add("--file", type=Path, help="what to write (mnist.h5 in the data folder)")
+    add("--chunk-size", type=positive_int, default=256, help="images in a chunk (256)")
+    add("--gzip", type=int, choices=range(1, 10), help="compress, 1 to 9")
+    add("--copies", type=positive_int, default=1, help="write all so many times (1)")
+    add("--dataset", default="MNIST", help="one of torchvision's (MNIST)")
+    add("--force", action="store_true", help="replace a file that is there")
+    data = Path(__file__).parents[1] / "data"
+    add("--data-dir", type=Path, default=data, help="where MNIST is")
     args = parser.parse_args()
-    for name, value in vars(args).items():
-        if isinstance(value, int) and not isinstance(value, bool) and value <= 0:
-            parser.error(f"{name.replace('_', '-')} must be greater than 0, not {value}")
-    args.file = args.file or args.data_dir / f"{args.dataset.lower()}.h5"
+    try:
+        if args.dataset == "MNIST":  # torchvision fetches the others
+            mnist_folder(args.data_dir)
+    except argparse.ArgumentTypeError as error:
+        parser.error(str(error))
+    if args.file is None:
+        args.file = args.data_dir / f"{args.dataset.lower()}.h5"
     return args
 
 
 if __name__ == "__main__":
-    main(parse_args())
+    args = parse_args()
+    main(args)

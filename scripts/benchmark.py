@@ -16,7 +16,6 @@ a plot for each case. scripts/run_course.sh shows the plots in its report.
 
 import argparse
 import json
-import math
 import os
 import shlex
 import statistics
@@ -25,6 +24,8 @@ import tempfile
 import textwrap
 import time
 from pathlib import Path
+
+from processes import end_on_signals
 
 OUTPUT = Path("runs", "benchmark")
 ROUNDS = 7  # at most
@@ -76,8 +77,9 @@ def summarise(case, figures):
         result = {"what": ratio.what, "over": ratio.over, "under": ratio.under, **spread(values)}
         result |= {"target": target(ratio), "verdict": ""}
         if result["target"]:
-            least, most = ratio.at_least or -math.inf, ratio.at_most or math.inf
-            result["verdict"] = "holds" if least <= result["median"] <= most else "missed"
+            low = ratio.at_least is not None and result["median"] < ratio.at_least
+            high = ratio.at_most is not None and result["median"] > ratio.at_most
+            result["verdict"] = "missed" if low or high else "holds"
         ratios.append(result)
     return {
         "name": case.name,
@@ -280,6 +282,7 @@ def main():
 
 
 if __name__ == "__main__":
+    end_on_signals()
     try:
         sys.exit(main())
     except KeyboardInterrupt:

@@ -5,7 +5,6 @@ return {figure: value}. The name of a figure may be "series: place".
 """
 
 import contextlib
-import io
 import itertools
 import os
 import re
@@ -23,14 +22,15 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from read_speed import CREATE, ROOT, load_lesson, make_file, make_ways, peak_memory, rate
+from processes import Job
+from read_speed import ROOT, load_lesson, load_tensors, make_file, make_ways, peak_memory, rate
 from run_course import LAUNCHER, read_course
-from torch.utils.data import DataLoader, RandomSampler, TensorDataset
-from torchvision.datasets import MNIST
+from torch.utils.data import DataLoader, RandomSampler
 from usual_mnist import ENOUGH, make_loader
 
 LESSONS = {x["id"]: x["file"] for x in read_course()}
 USUAL = "scripts/usual_mnist.py"
+DATA = ROOT / "data"
 BATCH = 64  # images
 LIMIT = 1200  # seconds that a command may take
 
@@ -71,32 +71,30 @@ class Case:
 
 
 def start(*command, cwd, **variables):
-    """Start a command of the repository in the folder cwd; return its process."""
+    """Start a command of the repository in the folder cwd; return the Job."""
     words = [str(ROOT / x) if re.match(r"(day\d|scripts)/", str(x)) else str(x) for x in command]
     words[:1] = [sys.executable] if words[0] == "python" else words[:1]
     environment = {**os.environ, "PYTHON": sys.executable, "PYTHONUNBUFFERED": "1", **variables}
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(words, cwd=cwd, env=environment, text=True, **pipes)
+    return Job(words, LIMIT, cwd=cwd, env=environment, stderr=subprocess.PIPE)
 
 
-def finish(process):
+def finish(job):
     """Wait for the end of a command; return what it printed. Raise CannotMeasureError if it fails.
 
-    Whatever happens, the command does not go on without this.
+    Whatever happens, no process of the command goes on without this.
     """
-    name = " ".join(Path(word).name for word in process.args[:2])
-    try:
-        output, errors = process.communicate(timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        raise CannotMeasureError(f"{name} was stopped after {LIMIT} s.") from None
-    finally:
-        if process.poll() is None:
-            process.terminate()  # a launcher then ends its ranks
-            process.wait()
-    if process.returncode:
-        last = (errors or output).strip().rpartition("\n")[2]
+    name = " ".join(Path(word).name for word in job.process.args[:2])
+    with job:
+        status = job.wait()
+    if job.stopped:
+        raise CannotMeasureError(f"{name} was stopped after {job.limit} s.")
+    if status:
+        last = (job.errors or job.output).strip().rpartition("\n")[2]
         raise CannotMeasureError(f"{name} failed: {last}")
-    return output
+    if job.left:
+        left = "; ".join(job.left)
+        raise CannotMeasureError(f"{name} has ended, but not all of its processes: {left}")
+    return job.output
 
 
 def run(*command, cwd, **variables):
@@ -125,17 +123,6 @@ def speed(output, begin="epoch"):
     output = output.partition("now one process alone")[0]
     speeds = [number(x) for x in find(rf"^{begin} \d+: .* ([\d,]+) images/s$", output)]
     return statistics.median(speeds[1:] or speeds)
-
-
-def unpack(folder):
-    """Unpack MNIST into a folder, for torchvision; once, because that counts for nobody."""
-    (raw := folder / "MNIST" / "raw").mkdir(parents=True)
-    for archive in (ROOT / "data" / "MNIST" / "raw").glob("*.gz"):
-        (raw / archive.name).symlink_to(archive)
-    try:
-        MNIST(folder, download=True)  # finds the archives there
-    except RuntimeError as error:
-        raise CannotMeasureError(f"MNIST could not be unpacked: {error}") from None
 
 
 @contextlib.contextmanager
@@ -183,36 +170,39 @@ def data_path(folder, tiny):
     """Batches of normalised images on the device, in random order."""
     lesson, seconds = load_lesson(LESSONS["2"]), 0.02 if tiny else 1
     device, _ = lesson.choose_device(local_rank=0, local_world_size=1)
-    images, labels, *_ = (x.to(device) for x in lesson.load_mnist(ROOT / "data"))
-    unpack(folder)
+    train_set, _ = lesson.load_mnist(DATA)
+    images, labels = (tensor.to(device) for tensor in train_set.tensors)
 
     def normal(images):  # as the Net of the lessons begins
-        return (images[:, None] / 255 - 0.1307) / 0.3081
+        return (images.unsqueeze(1) / 255 - 0.1307) / 0.3081
 
     def of_the_lessons():
-        for x, y in lesson.batches(images, labels, RandomSampler(images), BATCH, None):
-            yield normal(x), y
+        for x, y in DataLoader(train_set, BATCH, sampler=RandomSampler(train_set)):
+            yield normal(x.to(device)), y.to(device)
+
+    def by_index():
+        for indices in torch.randperm(len(images), device=device).split(BATCH):
+            yield normal(images[indices]), labels[indices]
 
     def from_loader(loader):
         for x, y in loader:
             yield x.to(device), y.to(device)
 
     def measure(name, epoch, *arguments):
-        with one_thread(), contextlib.redirect_stderr(io.StringIO()):  # no bars
+        with one_thread():
             endless = itertools.chain.from_iterable(epoch(*arguments) for _ in itertools.count())
             return {name: images_per_second(endless, device, seconds)}
 
-    tensors = TensorDataset(normal(images.cpu()), labels.cpu())
     measurements = [
         partial(measure, "the lessons", of_the_lessons),
-        partial(measure, "TensorDataset", from_loader, DataLoader(tensors, BATCH, shuffle=True)),
+        partial(measure, "a batch by one index", by_index),
     ]
     return measurements + [
         partial(
             measure,
             f"torchvision, {workers} workers",
             from_loader,
-            make_loader(folder, train=True, batch_size=BATCH, workers=workers),
+            make_loader(DATA, train=True, batch_size=BATCH, workers=workers),
         )
         for workers in ((0,) if tiny else (0, 1, 2))
     ]
@@ -220,7 +210,6 @@ def data_path(folder, tiny):
 
 def time_to_98(folder, tiny):
     """Whole processes, from the command to the end."""
-    unpack(folder)
     few = ("--epochs", "1", "--max-steps", "2") if tiny else ()
 
     def measure(name, *command):
@@ -234,17 +223,17 @@ def time_to_98(folder, tiny):
 
     return [
         partial(measure, "lesson 2", LESSONS["2"]),
-        partial(measure, "the usual script", USUAL, folder),
+        partial(measure, "the usual script", USUAL, DATA),
     ]
 
 
 def per_parameter(folder):
     """Write a copy of lesson 4 that averages the gradients one by one. Return its path."""
-    one_by_one = '''def average_gradients(model, world_size):
+    one_by_one = '''def average_gradients(model):
     """Replace each gradient by its mean over the ranks, each in a message of its own."""
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad, op=dist.ReduceOp.SUM)
-        parameter.grad /= world_size
+        parameter.grad /= dist.get_world_size()
 
 
 '''
@@ -274,12 +263,12 @@ def ddp(folder, tiny):
     def options(batch):
         epochs, steps = (1, 2) if tiny else (4, 6400 // batch)
         few = ("--epochs", epochs, "--max-steps", steps, "--batch-size", batch)
-        return (*few, "--data-dir", ROOT / "data")
+        return (*few, "--data-dir", DATA)
 
     def independent(batch):
         command = ("python", LESSONS["2"], *options(batch))
         both = [start(*command, cwd=folder, OMP_NUM_THREADS=threads) for _ in range(2)]
-        return {f"{INDEPENDENT}: {batch}": sum(speed(finish(process)) for process in both)}
+        return {f"{INDEPENDENT}: {batch}": sum(speed(finish(job)) for job in both)}
 
     def together(name, file, batch):
         return {f"{name}: {batch}": speed(run("python", file, "2", *options(batch), cwd=folder))}
@@ -367,7 +356,7 @@ GZIP_ONE, GZIP_WHOLE = (x.replace("256,", "256, gzip 4,") for x in (ONE, WHOLE))
 
 def reading(folder, tiny):
     """Read files of several layouts, as read_speed.py does: one process, one thread."""
-    tensors = load_lesson(CREATE).load_mnist(ROOT / "data")
+    tensors = load_tensors()
     tensors, seconds = ([x[:3000] for x in tensors], 0.01) if tiny else (tensors, 0.4)
     ways = make_ways(folder, tensors)
     missing = [name for name in ("webdataset", "lmdb") if not find_spec(name)]
@@ -391,13 +380,14 @@ def reading(folder, tiny):
 
 def streaming(folder, tiny):
     """Lesson 11 on one imitated node with two ranks: it trains from the file, then from memory."""
-    tensors = load_lesson(CREATE).load_mnist(ROOT / "data")
+    tensors = load_tensors()
     path = make_file(folder / "mnist.h5", tensors)
     ranks, few = ("1x1", ("--max-steps", 2)) if tiny else ("1x2", ("--epochs", 4))
 
     def measure():
         output = run(LAUNCHER, "--local", ranks, "11", "--file", path, *few, cwd=folder)
-        return {name: speed(output, f"{name}, epoch") for name in ("streamed", "from memory")}
+        streamed, _, memory = output.partition("now the same batches from memory")
+        return {"streamed": speed(streamed), "from memory": speed(memory)}
 
     return [measure]
 
@@ -409,7 +399,7 @@ def memory(folder, tiny):
     """Files of 1, 5 and 20 times MNIST, each read to its end by a new process."""
     if not Path("/proc/self/status").exists():
         raise LeftOutError("Only Linux says how much memory a process has held.")
-    tensors = load_lesson(CREATE).load_mnist(ROOT / "data")
+    tensors = load_tensors()
     if tiny:
         tensors = [x[:3000] for x in tensors]
 
@@ -459,12 +449,12 @@ def start_up(folder, tiny):
 
     def until(name, pattern, *command):
         begin, seconds = time.perf_counter(), None
-        process = start("python", *command, cwd=folder)
-        for line in process.stdout:
+        job = start("python", *command, cwd=folder)
+        for line in job.lines():
             if re.match(pattern, line):
                 seconds = time.perf_counter() - begin
                 break
-        finish(process)
+        finish(job)
         if seconds is None:
             raise CannotMeasureError(f"{command[0]} printed no line like {pattern!r}.")
         return {name: seconds}
@@ -493,7 +483,7 @@ def course(folder, tiny):
     def measure():
         output = run("scripts/run_course.sh", *lessons, cwd=folder)
         each = find(r"^ *(\S+)  =>.* (\d+\.\d)  ok$", output)
-        total = float(find(r"^\d+ of \d+ lessons ok, (\d+) seconds", output)[0])
+        total = float(find(r"^\d+ of \d+ lessons ok,.* (\d+) seconds", output)[0])
         return {"all lessons": total, **{f"lesson {name}": float(x) for name, x in each}}
 
     return [measure]
@@ -543,8 +533,7 @@ def gpu(folder, tiny):
     if not torch.cuda.is_available():
         raise LeftOutError("There is no GPU here.")
     lesson, device = load_lesson(LESSONS["2"]), torch.device("cuda", 0)
-    unpack(folder)
-    images, labels = (x[:BATCH].to(device) for x in lesson.load_mnist(ROOT / "data")[:2])
+    images, labels = (x[:BATCH].to(device) for x in load_tensors()[:2])
     one = torch.zeros(1, device=device)
     seconds = 0.1 if tiny else 3
 
@@ -554,7 +543,7 @@ def gpu(folder, tiny):
 
     def fed_by_torchvision():
         step = training_step(lesson, device)
-        loader = make_loader(folder, train=True, batch_size=BATCH)
+        loader = make_loader(DATA, train=True, batch_size=BATCH)
 
         def trained():
             while True:
@@ -603,7 +592,7 @@ CASES = [
         [
             Ratio("lessons / torchvision", "the lessons", "torchvision, 0 workers", at_least=40),
             Ratio("lessons / torchvision, 2 workers", "the lessons", "torchvision, 2 workers"),
-            Ratio("lessons / TensorDataset", "the lessons", "TensorDataset"),
+            Ratio("by one index / lessons", "a batch by one index", "the lessons"),
         ],
     ),
     Case(

@@ -26,7 +26,10 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from importlib import metadata
 from pathlib import Path
+
+from environment import numbers, read_requirements
 
 
 def number(variable):
@@ -51,17 +54,20 @@ if IMITATED:
     NODE = f"imitated node {RANK // LOCAL_WORLD_SIZE}"
 TOKEN = Path(f".doctor-{JOB}-{PORT}")  # in the folder where lessons will write
 
-OTHERS = ("h5py", "tensorboard", "tqdm", "matplotlib")
+NEEDED = read_requirements(ROOT / "requirements.txt")
+FIRST = ["torch", "torchvision"]
+OTHERS = [name for name in NEEDED if name not in FIRST]
 # Imports take long, so one rank of a node does those that only tell what there is.
-PACKAGES = ("torch",) if LOCAL_RANK else ("torch", "torchvision", *OTHERS)
-OLDEST = {"Python": (3, 11), "torch": (2, 6), "torchvision": (0, 21)}
-ARCHIVES = {  # as in data/README.md
-    "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-    "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
-    "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
-    "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+PACKAGES = ["torch"] if LOCAL_RANK else FIRST + OTHERS
+OLDEST = {"Python": (3, 11)} | {name: numbers(text) for name, text in NEEDED.items() if text}
+MNIST = {  # as in data/README.md
+    "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+    "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+    "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+    "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
 }
 SHM = 32 * 2**20  # bytes for each rank
+GPU_FILES = ["nvidia[0-9]*", "kfd", "dxg"]  # in /dev: of NVIDIA, of AMD, of WSL2
 NUMBERS = 1_000_000  # in one all_reduce, 4 bytes each
 
 
@@ -84,13 +90,15 @@ def be_the_child():
     versions = {}
     for name in PACKAGES:
         try:
-            versions[name] = importlib.import_module(name).__version__
+            versions[name] = import_package(name)
         except Exception as error:  # whatever a broken package raises
             versions[name] = f"not usable ({type(error).__name__}: {last_line(error)})"
         tell(versions=versions)
     gpus = []
     with contextlib.suppress(Exception):  # a torch too old for this is reported anyway
         gpus = find_gpus()
+        if gpus:
+            use_gpu()  # what is wrong with it is said by the all_reduce
     tell(gpus=gpus)
     if sys.stdin.readline() == "go\n":
         signal.alarm(REDUCED + 5)
@@ -99,6 +107,13 @@ def be_the_child():
         except Exception as error:
             tell(error=last_line(error))
             os._exit(1)  # without waiting for the threads of a broken process group
+
+
+def import_package(name):
+    """Import a package of requirements.txt and return its version. Raises what it raises."""
+    module = importlib.import_module(name.replace("-", "_"))
+    # What torch says itself tells more: which CUDA it was built for.
+    return module.__version__ if name in FIRST else metadata.version(name)
 
 
 def tell(**facts):
@@ -114,10 +129,24 @@ def find_gpus():
     if not kind or kind == "mps":
         return []
     properties = torch.get_device_module(kind).get_device_properties
+    count = torch.accelerator.device_count()
     names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if not names[0]:
-        names = [str(i) for i in range(torch.accelerator.device_count())]
-    return [str(getattr(properties(i), "uuid", name)) for i, name in enumerate(names)]
+        names = [str(i) for i in range(count)]
+    # A mask may name more than a process sees, such as several parts of a divided GPU (MIG).
+    return [str(getattr(properties(i), "uuid", name)) for i, name in enumerate(names[:count])]
+
+
+def use_gpu():
+    """Allocate on this rank's GPU. The first use makes its context, which can take many seconds.
+
+    So this is done in the time for imports, and not in that for the all_reduce.
+    """
+    import torch
+
+    kind = torch.accelerator.current_accelerator().type
+    index = LOCAL_RANK % torch.accelerator.device_count()
+    torch.zeros(1, device=torch.device(kind, index))
 
 
 def reduce_for_a_while(seconds=2):
@@ -144,6 +173,7 @@ def reduce_for_a_while(seconds=2):
     total = torch.tensor(RANK, device=device)
     dist.all_reduce(total)
     wrong = total.item() != sum(range(WORLD_SIZE))
+    time.sleep(0.2)  # as in the lessons: gloo's threads come to an end first
     dist.destroy_process_group()
     if wrong:
         raise RuntimeError("the sum is wrong")
@@ -219,7 +249,7 @@ def find_facts(child):
         "local_rank": LOCAL_RANK,
         "node": NODE,
         "host": socket.gethostname(),  # imitated nodes share it
-        "gpu_files": bool([*Path("/dev").glob("nvidia[0-9]*"), *Path("/dev").glob("kfd")]),
+        "gpu_files": any(next(Path("/dev").glob(name), "") for name in GPU_FILES),
         "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "interface": interface,
         "addresses": [find_address(name) for name in interface.split(",") if name],
@@ -229,7 +259,7 @@ def find_facts(child):
         "cpus_asked": 0 if IMITATED else number("SLURM_CPUS_PER_TASK"),
         "threads": number("OMP_NUM_THREADS"),
         "shm": shutil.disk_usage(shm).free if shm.is_dir() else None,
-        "damaged": damaged_archives(),
+        "damaged": damaged_files(),
         "h5": (ROOT / "data" / "mnist.h5").exists(),
         "folder": str(Path.cwd()),
         "token": read_token(),
@@ -247,13 +277,13 @@ def find_address(interface):
     return ""
 
 
-def damaged_archives():
-    """Return the names of the archives of MNIST that are not there as they should be."""
+def damaged_files():
+    """Return the names of the files of MNIST that are not there as they should be."""
     damaged = []
-    for name, md5 in ARCHIVES.items():
-        archive = ROOT / "data" / "MNIST" / "raw" / name
+    for name, md5 in MNIST.items():
+        file = ROOT / "data" / "MNIST" / "raw" / name
         with contextlib.suppress(OSError):
-            if hashlib.md5(archive.read_bytes(), usedforsecurity=False).hexdigest() == md5:
+            if hashlib.md5(file.read_bytes(), usedforsecurity=False).hexdigest() == md5:
                 continue
         damaged.append(name)
     return damaged
@@ -402,13 +432,21 @@ def grouped(everyone, key):
 
 
 def expected_nodes():
-    """Return the nodes of the job, in the order in which the launcher fills them."""
+    """Return {rank: its node}, as the launcher fills the nodes; {} if that is unknown."""
     if IMITATED:
-        return [f"imitated node {node}" for node in range(WORLD_SIZE // LOCAL_WORLD_SIZE)]
+        return {rank: f"imitated node {rank // LOCAL_WORLD_SIZE}" for rank in range(WORLD_SIZE)}
     command = ["scontrol", "show", "hostnames", os.environ.get("SLURM_STEP_NODELIST", "")]
+    tasks = os.environ.get("SLURM_STEP_TASKS_PER_NODE", "")  # such as 4(x2),3
+    counts = [
+        int(count)
+        for count, nodes in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks)
+        for _ in range(int(nodes or 1))
+    ]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(command, capture_output=True, text=True, timeout=2).stdout.split()
-    return []
+        done = subprocess.run(command, capture_output=True, text=True, timeout=2)
+        nodes = zip(done.stdout.split(), counts, strict=False)
+        return dict(enumerate(node for node, count in nodes for _ in range(count)))
+    return {}
 
 
 def check_meeting(nodes, everyone):
@@ -417,8 +455,8 @@ def check_meeting(nodes, everyone):
     silent = sorted(set(nodes) - {facts["rank"] for facts in everyone})
     problems = []
     if absent:
-        expected = dict(enumerate(expected_nodes()))
-        hosts = some(expected.get(rank // LOCAL_WORLD_SIZE, "unknown") for rank in absent)
+        expected = expected_nodes()
+        hosts = some(expected.get(rank, "unknown") for rank in absent)
         todo = "There, look at /etc/hosts, the firewall and the interface, and what it says itself"
         problems.append(f"rank {some(absent)} ({hosts}) did not come in {CONNECTED} s. {todo}")
     if silent:
@@ -445,22 +483,26 @@ def check_version(name, everyone):
 
 
 def check_others(everyone):
-    """Check the packages that only some lessons need."""
+    """Check the other packages of requirements.txt, which only some lessons need."""
     problems = {name: check_version(name, everyone)[1] for name in OTHERS}
     bad = [name for name in OTHERS if problems[name]]
     if bad:
         also = f" Likewise: {', '.join(bad[1:])}" if bad[1:] else ""
         return "", f"{bad[0]} {problems[bad[0]]}.{also}"
-    return f"{', '.join(OTHERS)} are the same on every node", ""
+    versions = {name: text for f in everyone for name, text in f["versions"].items()}
+    found = ", ".join(f"{name} {versions[name]}" for name in OTHERS)
+    return f"{found}, the same on every node", ""
 
 
 def check_gpus(everyone):
-    """Check that every node has as many GPUs, and that its ranks use different ones."""
-    blind = [f for f in everyone if f["gpu_files"] and not f["gpus"] and f["visible"] != ""]
+    """Check that nodes have as many GPUs as each other or as ranks, a different one for each."""
+    blind = [
+        f for f in everyone if f["gpu_files"] and not f["gpus"] and f["visible"] not in ("", "-1")
+    ]
     if blind:
         todo = "Ask for them (--gpus-per-node); if you did, this torch was built without them"
         return "", f"torch sees none {on(blind)}, which has some. {todo}"
-    counts, shared = {}, ""
+    counts, shared, even = {}, "", True
     for group in grouped(everyone, lambda f: f["node"]).values():
         seen = {gpu for f in group for gpu in f["gpus"]}
         used = [f["gpus"][f["local_rank"] % len(f["gpus"])] for f in group if f["gpus"]]
@@ -468,10 +510,13 @@ def check_gpus(everyone):
         if len(set(used)) < min(len(used), len(seen)):
             text = f"ranks {some(f['rank'] for f in group)} {on(group)} use only {some(used)}"
             return "", f"{text}. Let each see all of its node: --gpus-per-node alone"
+        even = even and len(used) == len(seen) == len(group)
         if len(used) > len(seen):
             shared = f", shared by {len(used)} ranks through gloo: slow"
     if len(counts) > 1:
         text = "; ".join(f"{count} {on(group)}" for count, group in counts.items())
+        if even:
+            return f"{text}, a different one for each rank", ""
         return "", f"{text}. Ask for as many on each node: --gpus-per-node"
     count = next(iter(counts))
     fine = f"{count} on each node{shared or ', a different one for each rank'}"
@@ -479,7 +524,7 @@ def check_gpus(everyone):
 
 
 def check_interface(everyone):
-    """Check that the interface the ranks shall talk through exists, and leads to other nodes."""
+    """Check that the interface through which the ranks talk exists, and leads to other nodes."""
     several = len({f["host"] for f in everyone}) > 1
     for f in everyone:
         inside = several and any(address.startswith("127.") for address in f["addresses"])
@@ -523,7 +568,7 @@ def check_files(everyone):
 
 
 def check_data(everyone):
-    """Check the archives of MNIST; data/mnist.h5 may still be to make."""
+    """Check the files of MNIST; data/mnist.h5 may still be to make."""
     bad = [f for f in everyone if f["damaged"]]
     if bad:
         names = some(name for f in bad for name in f["damaged"])
@@ -568,7 +613,8 @@ def stop(*_):
 
 def main():
     """Be one rank; rank 0 is the meeting point as well."""
-    signal.signal(signal.SIGINT, stop)
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as in the background of a script
+        signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
     with contextlib.ExitStack() as stack:
         if RANK == 0:

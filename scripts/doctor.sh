@@ -10,6 +10,10 @@
 # Every rank of every node is checked, started by scripts/multinode_setup_and_run.sh as for a
 # lesson. One line a check: "ok", or "FAIL" and what to do. Exit status 0 only if all are ok.
 set -euo pipefail
+if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)); then
+  echo "bash 4.4 or newer is needed, and the first one in PATH is $BASH_VERSION. On a Mac: brew install bash" >&2
+  exit 1
+fi
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 options=() arguments=()
@@ -17,7 +21,7 @@ options=() arguments=()
 while (($#)); do
   case $1 in
     -h | --help)
-      sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
+      sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]}"
       exit
       ;;
     --local)

@@ -5,25 +5,28 @@
 # 1. An active environment that has it all is used as it is.
 # 2. Otherwise .venv is made beside the README. Where the active Python already has torch (a site
 #    module, conda), .venv sees its packages, and torch and torchvision stay at the site's versions.
-# Nothing is downloaded again until requirements.txt or the active Python changes.
+# It is made once for each active Python. Later only what requirements.txt has gained is installed.
 
-# Say what does not fit among the packages of $python. Nothing is imported: that would take seconds.
-check_versions() {
-  "$python" - <<'PY'
-import re, sys
-from importlib.metadata import requires, version
-
-torch, vision = version("torch"), version("torchvision")
-if [*map(int, torch.split(".")[:2])] < [2, 6]:
-    sys.exit(f"torch 2.6 or newer is needed; this environment has {torch}. Load a newer module, or leave it: deactivate")
-for needed in re.findall(r"^torch ?\(?==([\d.]+)", "\n".join(requires("torchvision") or ()), re.M):
-    if needed != re.match(r"[\d.]+\d", torch)[0]:
-        sys.exit(f"torchvision {vision} is made for torch {needed}; this environment has {torch}. Install both anew, together.")
-PY
+# Install into the environment in folder $1 the requirements files $2 and so on.
+install_requirements() {
+  local folder=$1 file
+  local -a options=(--quiet --disable-pip-version-check)
+  shift
+  for file in "$@"; do options+=(--requirement "$file"); done
+  if [[ -f $folder/constraints.txt ]]; then
+    options+=(--constraint "$folder/constraints.txt")
+  fi
+  if ! "$folder/bin/python" -m pip install "${options[@]}"; then
+    echo "What is needed could not be installed into ${folder##*/}: the lines above say why." >&2
+    return 1
+  fi
 }
 
+# make_environment ROOT [FILE]... wants the files of requirements besides ROOT/requirements.txt.
+# Where "torch" is set, it is the version of torch that must be there: .venv-torch-VERSION has it.
 make_environment() {
-  local root=$1 base=${PYTHON:-python3} stamp marker torch_versions
+  local root=$1 wanted=${torch:-} base=${PYTHON:-python3} folder lacks here made_from writable site=''
+  local -a files=("$root/requirements.txt" "${@:2}")
   if ! command -v "$base" >/dev/null; then
     echo "There is no $base here. Install Python 3.11 or newer, or name one: PYTHON=/path/to/python3" >&2
     return 1
@@ -32,42 +35,63 @@ make_environment() {
     echo "Python 3.11 or newer is needed; $base is $("$base" -V). Name a newer one: PYTHON=python3.12" >&2
     return 1
   fi
-  if "$base" - 2>/dev/null <<'PY'
-import importlib.util, sys
-names = "torch torchvision tensorboard torch_tb_profiler h5py accelerate tqdm matplotlib jinja2 viztracer"
-names += " pytest xdist pytest_timeout"
-sys.exit(any(importlib.util.find_spec(name) is None for name in names.split()))
-PY
-  then
-    python=$base
-    check_versions
-    return
-  fi
-  python=$root/.venv/bin/python
-  stamp=$root/.venv/made-from
-  marker=$("$base" -c 'import sys; print(sys.prefix, sys.version)' && cat "$root/requirements.txt")
-  if [[ -f $stamp && $(<"$stamp") == "$marker" ]]; then
-    return
-  fi
-  torch_versions=$(
+  site=$(
     "$base" - <<'PY' 2>/dev/null || true
 from importlib.metadata import version
 print(f"torch=={version('torch')}\ntorchvision=={version('torchvision')}")
 PY
   )
-  if [[ -n $torch_versions ]]; then
-    echo "Making .venv with what the active Python lacks. Its ${torch_versions//$'\n'/ and } are kept."
+  if [[ -z $wanted ]]; then
+    "$base" "$root/scripts/environment.py" --torch >&2 || return
+  fi
+  if lacks=$("$base" "$root/scripts/environment.py" "${files[@]}") &&
+    [[ -z $wanted || ${site%%[+$'\n']*} == "torch==$wanted" ]]; then
+    python=$base
+    return
+  fi
+
+  folder=$root/.venv${wanted:+-torch-$wanted}
+  python=$folder/bin/python
+  here=$("$base" -c 'import os, sys; print(os.path.realpath(sys.prefix))')
+  made_from=$("$base" -c 'import sys; print(sys.prefix, sys.version)')
+  if [[ -d $folder && $here == "$(cd "$folder" && pwd -P)" ]] || # it is the active one
+    [[ -f $folder/made-from && $(head -n 1 "$folder/made-from") == "$made_from" ]]; then
+    if ! lacks=$("$python" "$root/scripts/environment.py" "${files[@]}"); then
+      echo "Installing what ${folder##*/} lacks: ${lacks//$'\n'/, }."
+      install_requirements "$folder" "${files[@]}"
+    fi
+    return
+  fi
+  writable=$folder
+  [[ -d $writable ]] || writable=$root
+  if [[ ! -w $writable ]]; then
+    echo "The packages of requirements.txt are missing, and $writable cannot be written to, so ${folder##*/} cannot be made there: activate an environment that has them, or copy the course to a folder of your own." >&2
+    return 1
+  fi
+  if [[ -n $wanted ]]; then
+    echo "Making ${folder##*/} with torch $wanted and what else the tests need: a few minutes, several GB."
+    site=''
+  elif [[ -n $site ]]; then
+    echo "Making .venv with what the active Python lacks: ${lacks//$'\n'/, }. Its ${site//$'\n'/ and } are kept."
   else
     echo "Making .venv and installing requirements.txt: a few minutes, several GB."
   fi
-  "$base" -m venv --clear "$root/.venv"
-  if [[ -n $torch_versions ]]; then
+  "$base" -m venv --clear "$folder" || {
+    echo "${folder##*/} could not be made in $root: see above." >&2
+    return 1
+  }
+  if [[ -n $site ]]; then
     # A .pth file makes the active environment's packages visible inside .venv.
-    "$base" -c 'import sysconfig as s; print(*{s.get_path("purelib"), s.get_path("platlib")}, sep="\n")' \
-      >"$("$python" -c 'import sysconfig as s; print(s.get_path("purelib"))')/active-environment.pth"
+    "$base" - <<'PY' >"$("$python" -c 'import sysconfig as s; print(s.get_path("purelib"))')/active-environment.pth"
+import os, sys
+of_a_module = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # seen while that is loaded
+for folder in sys.path:
+    if os.path.basename(folder) in ("site-packages", "dist-packages") and folder not in of_a_module:
+        print(folder)
+PY
   fi
-  printf '%s\n' "$torch_versions" >"$root/.venv/constraints.txt"
-  "$python" -m pip install --quiet --disable-pip-version-check \
-    --requirement "$root/requirements.txt" --constraint "$root/.venv/constraints.txt"
-  printf '%s\n' "$marker" >"$stamp"
+  # pip finds the torchvision that fits.
+  printf '%s\n' "${wanted:+torch==}${wanted:-$site}" >"$folder/constraints.txt"
+  install_requirements "$folder" "${files[@]}" || return
+  printf '%s\n' "$made_from" >"$folder/made-from" # only now: what is half made is made again
 }

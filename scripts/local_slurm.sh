@@ -21,10 +21,15 @@
 #   LOCAL_SLURM_DIR        where the cluster lives (/run/local-slurm, or a folder in $TMPDIR if
 #                          not root); clusters in different folders run side by side
 #   LOCAL_SLURM_MODE       loopback: do without namespaces although they would work
+#   LOCAL_SLURM_SETTINGS   more lines for slurm.conf: LaunchParameters=use_interactive_step
 #
 # To lose a node: kill -9 "$(cat /run/local-slurm/node2.pid)". All that runs on it dies with it;
 # without namespaces only its daemon does. The logs are in the same folder.
 set -euo pipefail
+if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)); then
+  echo "bash 4.4 or newer is needed, and the first one in PATH is $BASH_VERSION. On a Mac: brew install bash" >&2
+  exit 1
+fi
 
 self=$(readlink -f "${BASH_SOURCE[0]}")
 subnet=10.77.0 # node I is $subnet.I; seen only inside the cluster
@@ -188,6 +193,7 @@ GresTypes=gpu
 EnforcePartLimits=ALL
 NodeName=DEFAULT CPUs=128 RealMemory=256000 Gres=gpu:4 Feature=gpu
 PartitionName=main Nodes=ALL Default=YES MaxTime=24:00:00 State=UP
+${LOCAL_SLURM_SETTINGS:-}
 END
   if [[ $mode == loopback ]]; then # mark also the tasks of srun --export=NONE
     echo "TaskProlog=$state/task_prolog" >>"$state/slurm.conf"
@@ -329,7 +335,7 @@ link() {
 }
 
 case ${1:-} in
-  -h | --help) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$self" ;;
+  -h | --help) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p;}' "$self" ;;
   install) install_packages ;;
   up) up "${@:2}" ;;
   shell)

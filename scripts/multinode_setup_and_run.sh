@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Starts a lesson on all nodes of a Slurm allocation: one process, a rank, for each GPU.
+# Starts a lesson on all nodes of a Slurm allocation: a process, called rank, for each task that you
+# asked for (-n, --ntasks-per-node). Where you asked for none: for each GPU, else for each node.
 #
 # Usage: scripts/multinode_setup_and_run.sh [option]... FILE [argument of FILE]...
 #   FILE           a path, the name of a lesson's file, or a lesson's number
 #   --local N[xM]  no Slurm: imitate N nodes with M ranks each (1) on this machine
 #   --torchrun     on each node one torchrun starts the ranks, instead of srun
-#   --max-restarts N  the same, and when a rank fails all start anew, at most N times; what the
+#   --max-restarts N  the same, and when a rank fails all start again, at most N times; what the
 #                  ranks say on stderr goes to runs/torchrun/
 #   --monitor      write how busy each node is to logs/cpu-*.out and logs/gpu-*.out (with vmstat
 #                  and nvidia-smi, rocm-smi or xpu-smi)
@@ -19,13 +20,18 @@
 #   srun --nodes 2 --ntasks-per-node=4 --cpus-per-task=32 scripts/multinode_setup_and_run.sh 9
 #
 # Each rank gets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and LOCAL_WORLD_SIZE.
-# What you set yourself stays: MASTER_PORT, OMP_NUM_THREADS, GLOO_SOCKET_IFNAME,
+# What you set yourself stays: MASTER_ADDR, MASTER_PORT, OMP_NUM_THREADS, GLOO_SOCKET_IFNAME,
 # NCCL_SOCKET_IFNAME, PYTHON. DIST_TIMEOUT is the seconds that a rank waits in a collective (60).
+# Exit status 69: this machine or this version of PyTorch cannot run the lesson, as it has said.
 set -euo pipefail
+if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)); then
+  echo "bash 4.4 or newer is needed, and the first one in PATH is $BASH_VERSION. On a Mac: brew install bash" >&2
+  exit 1
+fi
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 script=$root/scripts/multinode_setup_and_run.sh
-torchrun='' restarts=0 monitor='' dry_run='' local='' options=()
+torchrun='' restarts=0 monitor='' dry_run='' local='' options=() overlap=()
 
 fail() {
   echo "$1" >&2
@@ -44,9 +50,18 @@ find_file() {
   fail "There is no lesson and no file '$1'. These are the lessons: scripts/run_course.sh --list"
 }
 
-# Set python to an interpreter that has torch.
+# Set python to an interpreter that has torch: PYTHON, or python3, or that of .venv. Where .venv was
+# made from this python3, such as that of a site's module, it comes first: it sees the same torch,
+# and has what the other lacks.
 find_python() {
-  for python in ${PYTHON:+"$PYTHON"} python3 "$root/.venv/bin/python"; do
+  local venv=$root/.venv
+  local -a candidates=(python3 "$venv/bin/python")
+  if [[ -f $venv/made-from && $(head -n 1 "$venv/made-from") == "$(
+    python3 -c 'import sys; print(sys.prefix, sys.version)' 2>/dev/null
+  )" ]]; then
+    candidates=("$venv/bin/python" python3)
+  fi
+  for python in ${PYTHON:+"$PYTHON"} "${candidates[@]}"; do
     if "$python" -c 'import importlib.util as u; exit(not u.find_spec("torch"))' 2>/dev/null; then
       return
     fi
@@ -80,7 +95,7 @@ address_of() {
 
 # Print the interface through which this machine reaches host $1: a fast network if it has one.
 interface_to() {
-  local address name
+  local address name PATH=$PATH:/usr/sbin:/sbin
   if [[ $1 == 127.* ]]; then # all nodes are on this machine
     echo lo
     return
@@ -103,10 +118,10 @@ interface_to() {
   echo "$name"
 }
 
-# Print entry $2 (from 0) of a Slurm list of numbers such as 4(x2),3.
-entry() {
+# Set all to the entries of a Slurm list of numbers such as 4(x2),3.
+expand() {
   local item i
-  local -a all=()
+  all=()
   for item in ${1//,/ }; do
     i=1
     if [[ $item == *x* ]]; then
@@ -114,13 +129,24 @@ entry() {
     fi
     while ((i-- > 0)); do all+=("${item%%(*}"); done
   done
-  echo "${all[$2]:-1}"
+}
+
+# In a step: set SLURM_GPUS_ON_NODE where Slurm only lists the GPUs, as at Jülich.
+count_gpus() {
+  local list
+  IFS=, read -ra list <<<"${SLURM_STEP_GPUS:-${SLURM_JOB_GPUS:-}}"
+  export SLURM_GPUS_ON_NODE=${SLURM_GPUS_ON_NODE:-${#list[@]}}
+}
+
+# Print how many CPUs this process may use. A Mac has no nproc.
+count_cpus() {
+  nproc "$@" 2>/dev/null || getconf _NPROCESSORS_ONLN
 }
 
 # Print how many threads a rank should use: its CPUs, but no more than its share of the machine's.
 threads() {
   local cpus=$1 ranks=$2 share
-  share=$(($(nproc --all) / ranks))
+  share=$(($(count_cpus --all) / ranks))
   echo $((share < 1 ? 1 : cpus < share ? cpus : share))
 }
 
@@ -145,11 +171,11 @@ watch_gpus() {
 watch_machine() {
   local tool
   mkdir -p logs
-  vmstat -n -t -S M 1 >"logs/cpu-$1.out" 2>&1 &
+  vmstat -n -t -S M 1 >>"logs/cpu-$1.out" 2>&1 &
   watchers+=($!)
   for tool in nvidia-smi rocm-smi xpu-smi; do
     if command -v "$tool" >/dev/null; then
-      watch_gpus "$tool" >"logs/gpu-$1.out" 2>&1 &
+      watch_gpus "$tool" >>"logs/gpu-$1.out" 2>&1 &
       watchers+=($!)
     fi
   done
@@ -157,13 +183,14 @@ watch_machine() {
 
 # Be rank RANK, on the node called $1 with the address $2: run the lesson, and tell if it fails.
 run_rank() {
-  local node=$1 address=$2 status=0 who="rank $RANK" how job=local-$MASTER_PORT
+  local node=$1 address=$2 status=0 who="rank $RANK" how now job=local-$MASTER_PORT
   shift 2
   local -a command=("$python" -u "$file" "$@") watchers=()
   if [[ -n $torchrun ]]; then
     who=torchrun
     command=(env -u RANK -u LOCAL_RANK -u WORLD_SIZE -u LOCAL_WORLD_SIZE -u MASTER_ADDR -u MASTER_PORT
-      TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 # or ranks that start anew look for the old ones' addresses
+      -u TORCH_ELASTIC_WORKER_IDENTICAL    # nodes may have unequal numbers of ranks
+      TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 # or restarted ranks look for the old ones' addresses
       TORCH_ELASTIC_SHUTDOWN_TIMEOUT=5     # seconds for a rank to end, then by force
       "$python" -m torch.distributed.run --nnodes "$WORLD_SIZE" --nproc-per-node "$RANKS_PER_NODE"
       --max-restarts "$restarts" --redirects "$((restarts ? 2 : 0))" --log-dir runs/torchrun
@@ -187,16 +214,17 @@ run_rank() {
     if ((status > 128)); then
       how="signal $(kill -l $((status - 128)))"
     fi
-    echo "launcher: ${EPOCHREALTIME/,/.} $who on $node ended with $how" >&2
+    now=${EPOCHREALTIME:-$(date +%s.%6N)} # bash 4.4 does not know the first
+    echo "launcher: ${now/,/.} $who on $node ended with $how" >&2
     sleep 0.5 # srun ends a job with the first of its tasks, and may drop what was just said
   fi
   exit "$status"
 }
 
 # Pass stderr on. In the end say which rank failed first, for the others fail because of it, and
-# which node Slurm has lost.
+# which node Slurm has lost. Return 69 if no rank failed, but the lesson cannot run here.
 name_the_first() {
-  local line status first='' lost='' limit=()
+  local line status first='' lost='' cannot='' limit=()
   trap '' HUP INT TERM # they are for the ranks, whose last words are to be heard
   while true; do
     status=0
@@ -212,12 +240,16 @@ name_the_first() {
       printf '%s\n' "$line" >&2
       if [[ $line =~ ^srun:\ error:.*([Ff]ailure|failed)\ on\ (node\ )?([^ :]+) ]]; then
         lost=${BASH_REMATCH[3]}
+      elif [[ $line =~ ^\ *exitcode\ *:\ 69\  ]]; then # torchrun tells of a rank, and itself ends with 1
+        cannot=1
       fi
     elif [[ -z $first || $line < $first ]]; then
       first=$line limit=(-t 15)
     fi
   done
-  if [[ -n $first ]]; then
+  if [[ -n $cannot || $first == *" ended with exit status 69" ]]; then
+    return 69
+  elif [[ -n $first ]]; then
     echo "The first to fail: ${first#launcher: * }." >&2
   fi
   if [[ -n $lost ]]; then
@@ -232,26 +264,49 @@ supervise() {
   reader=$!
   { "$@" 2>&"$errors" {errors}>&-; } 2>/dev/null || status=$? # without what bash says of a kill
   exec {errors}>&-
-  wait "$reader"
+  wait "$reader" || status=$? # srun may have another one: of a rank that it has ended
   return "$status"
+}
+
+# Print the variable that chooses GPUs on this machine, and the GPUs that are chosen, as it calls
+# them: CUDA_VISIBLE_DEVICES 2 3. Without GPUs print nothing, and do not wait for torch.
+find_gpus() {
+  compgen -G '/dev/nvidia[0-9]*' >/dev/null || [[ -e /dev/kfd || -e /dev/dri || -e /dev/dxg ]] || return 0 # dxg: WSL2
+  "$python" - <<'PY'
+import os
+
+import torch
+
+count = torch.accelerator.device_count()
+kind = torch.accelerator.current_accelerator().type if count else "cpu"
+name = "ZE_AFFINITY_MASK" if kind == "xpu" else "CUDA_VISIBLE_DEVICES"
+if torch.version.hip and "HIP_VISIBLE_DEVICES" in os.environ:
+    name = "HIP_VISIBLE_DEVICES"
+if kind not in ("cpu", "mps"):  # the lessons do not use Apple's
+    chosen = [x.strip() for x in os.environ.get(name, "").split(",") if x.strip()]
+    print(name, *(chosen or range(count))[:count])
+PY
 }
 
 # Imitate $1 nodes with $2 ranks each on this machine.
 start_here() {
-  local nodes=$1 ranks=$2 gpus=0 node on="the CPU" port
+  local nodes=$1 ranks=$2 mask='' divided='' node on="the CPU" port
+  local -a gpus=()
   shift 2
   port=${MASTER_PORT:-$(free_port $((20000 + RANDOM % 10000)))}
-  if compgen -G '/dev/nvidia[0-9]*' >/dev/null || [[ -e /dev/kfd || -e /dev/dri ]]; then
-    gpus=$("$python" -c 'import torch; print(torch.accelerator.device_count())')
+  read -r -a gpus <<<"$(find_gpus)"
+  if ((${#gpus[@]})); then
+    mask=${gpus[0]} gpus=("${gpus[@]:1}")
+    on="${#gpus[@]} GPUs"
+    if ((${#gpus[@]} >= nodes * ranks)); then
+      divided=1
+    elif ((nodes > 1 && ranks <= ${#gpus[@]})); then # each node would believe that it has enough
+      on="the CPU, because there are fewer GPUs than ranks"
+      export CUDA_VISIBLE_DEVICES=-1 HIP_VISIBLE_DEVICES=-1 ONEAPI_DEVICE_SELECTOR=opencl:cpu
+    fi
   fi
-  if ((gpus >= nodes * ranks || gpus > 0 && nodes == 1 || gpus > 0 && ranks > gpus)); then
-    on="$gpus GPUs"
-  elif ((gpus)); then
-    on="the CPU, because there are fewer GPUs than ranks"
-    export CUDA_VISIBLE_DEVICES=''
-  fi
-  export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(threads "$(nproc)" $((nodes * ranks)))}
-  use_interface lo
+  export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(threads "$(count_cpus)" $((nodes * ranks)))}
+  use_interface "lo$([[ $OSTYPE != darwin* ]] || echo 0)"
   echo "nodes: $nodes imitated on $(hostname), ranks on each: $ranks, in all: $((nodes * ranks))"
   echo "meeting point: 127.0.0.1:$port, interface $GLOO_SOCKET_IFNAME"
   echo "each rank: $OMP_NUM_THREADS threads of $python, on $on"
@@ -265,7 +320,7 @@ start_here() {
   if [[ -n $torchrun ]]; then
     export WORLD_SIZE=$nodes LOCAL_WORLD_SIZE=1
   fi
-  supervise run_all_here "$gpus" "$@"
+  supervise run_all_here "$@"
 }
 
 # End the ranks with the process groups in pids: they are told to, and killed 5 s later.
@@ -284,16 +339,15 @@ end_ranks() {
 # Start the ranks of start_here; when one fails, end the others.
 # shellcheck disable=SC2329 # it is called, through supervise
 run_all_here() {
-  local gpus=$1 rank node status=0 pids=()
-  shift
+  local rank node share status=0 pids=()
   set -m # each rank in a process group of its own, so that it can be ended with its children
   trap 'end_ranks; exit 130' INT TERM
   for ((rank = 0; rank < WORLD_SIZE; rank++)); do
     export RANK=$rank LOCAL_RANK=$((rank % LOCAL_WORLD_SIZE))
     node=$((rank / LOCAL_WORLD_SIZE))
-    if ((gpus >= WORLD_SIZE)); then
-      CUDA_VISIBLE_DEVICES=$(seq -s, $((node * RANKS_PER_NODE)) $((node * RANKS_PER_NODE + RANKS_PER_NODE - 1)))
-      export CUDA_VISIBLE_DEVICES
+    if [[ -n $divided ]]; then
+      share=$(printf ',%s' "${gpus[@]:node*RANKS_PER_NODE:RANKS_PER_NODE}")
+      export "$mask=${share#,}"
     fi
     run_rank "imitated node $node" 127.0.0.1 "$@" &
     pids+=($!)
@@ -307,7 +361,8 @@ run_all_here() {
   if ((status)); then
     sleep 1 # the others end by themselves as a rule, and may say something
     for ((rank = 0; rank < WORLD_SIZE; rank++)); do
-      if kill -0 "${pids[rank]}" 2>/dev/null; then # stopped, or busy with something else
+      # It is stopped, or busy with something else. With status 69 no rank has failed.
+      if ((status != 69)) && kill -0 "${pids[rank]}" 2>/dev/null; then
         echo "Still running: rank $rank on imitated node $((rank / LOCAL_WORLD_SIZE))." >&2
       fi
     done
@@ -316,62 +371,111 @@ run_all_here() {
   return "$status"
 }
 
+# Return whether this runs in a step: the shell of salloc and a batch script have a number above.
+in_a_step() {
+  [[ -n ${SLURM_PROCID:-} && ${SLURM_STEP_ID:-4294967295} -lt 4294967290 ]]
+}
+
 # Be one task of a Slurm step: take the variables from Slurm's.
 be_a_task() {
-  export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_STEP_NUM_TASKS
-  LOCAL_WORLD_SIZE=$(entry "$SLURM_STEP_TASKS_PER_NODE" "$SLURM_NODEID")
-  MASTER_ADDR=$(address_of "$(scontrol show hostnames "$SLURM_STEP_NODELIST" | head -n 1)")
-  export LOCAL_WORLD_SIZE MASTER_ADDR RANKS_PER_NODE=${RANKS_PER_NODE:-${SLURM_GPUS_ON_NODE:-1}}
-  if [[ -n $torchrun && $LOCAL_WORLD_SIZE != 1 ]]; then
-    fail "With --torchrun a step has one task a node, which starts the ranks: srun --ntasks-per-node=1"
-  fi
+  local all ranks cpus
+  count_gpus
+  expand "$SLURM_STEP_TASKS_PER_NODE"
+  ranks=${all[SLURM_NODEID]}
+  export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_STEP_NUM_TASKS LOCAL_WORLD_SIZE=$ranks
+  MASTER_ADDR=${MASTER_ADDR:-$(address_of "$(scontrol show hostnames "$SLURM_STEP_NODELIST" | head -n 1)")}
+  export MASTER_ADDR
   if [[ -z ${MASTER_PORT:-} ]]; then
     export MASTER_PORT=$((20000 + (SLURM_JOB_ID * 97 + SLURM_STEP_ID * 7) % 10000))
     if [[ $RANK == 0 && $(free_port "$MASTER_PORT") != "$MASTER_PORT" ]]; then
       fail "Port $MASTER_PORT on $MASTER_ADDR is in use. Choose another one: export MASTER_PORT=29501"
     fi
   fi
+  cpus=$((${SLURM_CPUS_PER_TASK:-SLURM_CPUS_ON_NODE / ranks} * ranks))
+  if [[ -n $torchrun ]]; then
+    ((ranks == 1)) || fail "With --torchrun a step has one task a node, which starts the ranks: srun --ntasks-per-node=1"
+    expand "${RANKS_PER_NODE:-$((SLURM_GPUS_ON_NODE ? SLURM_GPUS_ON_NODE : 1))}"
+    ranks=${all[SLURM_NODEID]:-${all[0]}}
+    export RANKS_PER_NODE=$ranks
+  fi
   if [[ -z ${OMP_NUM_THREADS:-} ]]; then
-    OMP_NUM_THREADS=$(threads "${SLURM_CPUS_PER_TASK:-$((SLURM_CPUS_ON_NODE / LOCAL_WORLD_SIZE))}" "$LOCAL_WORLD_SIZE")
+    OMP_NUM_THREADS=$(threads $((cpus / ranks)) "$ranks")
     export OMP_NUM_THREADS
   fi
   use_interface "$(interface_to "$MASTER_ADDR")"
   run_rank "$SLURMD_NODENAME" "$(address_of "$SLURMD_NODENAME")" "$@"
 }
 
+# Set all to how many ranks each of $1 nodes gets: as many as tasks were asked for, else those in $2.
+choose_ranks() {
+  local each=${SLURM_NTASKS_PER_NODE:-} tasks=${SLURM_NTASKS:-}
+  expand "${SLURM_TASKS_PER_NODE:-}" # about CPUs where no tasks were asked for
+  if [[ -n $each && ${tasks:-$((each * $1))} == $((each * $1)) ]]; then
+    expand "$each(x$1)"
+  elif [[ -z $tasks || ${#all[@]} != "$1" || ${#overlap[@]} != 0 && $tasks == "$1" ]]; then
+    expand "$2" # the last: srun --pty counts its shell as a task, also where none was asked for
+  fi
+}
+
 # Inside an allocation: choose, say what was chosen, start the step.
 start_step() {
-  local nodes count head gpus cpus port address interface ranks here first per_task
+  local nodes count here port address interface gpus first most=0 i n all ranks list=() names cpus
   mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-  count=${#nodes[@]} head=${nodes[0]}
+  count=${#nodes[@]}
+  if [[ $count != 1 && ${MASTER_ADDR:-} =~ ^(127\.|localhost) ]]; then
+    fail "MASTER_ADDR is $MASTER_ADDR, where each node finds only itself: unset MASTER_ADDR"
+  fi
+  if in_a_step; then # in a shell of srun, which holds all that the job has
+    overlap=(--overlap)
+    unset SLURM_CPU_BIND
+  fi
   # Ask the first node, for only there is it known which port is free.
+  local -a ask=(--nodes=1 --ntasks=1 --nodelist="${nodes[0]}" --overlap)
+  if [[ -n ${SLURM_GPUS:-} ]]; then # of all nodes together: ask each how many it has
+    ask=(--nodes="$count" --ntasks="$count" --ntasks-per-node=1 "${overlap[@]}")
+  fi
   first=$((20000 + (SLURM_JOB_ID * 97 + RANDOM) % 10000))
-  local -a ask=(--nodes=1 --ntasks=1 --nodelist="$head" --overlap)
-  if [[ ${SLURM_GPUS:-} =~ ([0-9]+)$ ]]; then # of all nodes together
-    ask+=(--gpus=$((BASH_REMATCH[1] / count)))
+  here=$(srun_alone "${ask[@]}" "$script" --probe "$first" | sed -n 's/^probe: //p' | sort -n) ||
+    fail "The first node, ${nodes[0]}, could not be asked for a free port: see above."
+  read -r _ _ port address interface <<<"$here"
+  gpus=$(cut -d ' ' -f 2 <<<"$here" | paste -s -d , -)
+  [[ $gpus == *,* ]] || gpus+="(x$count)"
+  choose_ranks "$count" "$gpus"
+  ranks=("${all[@]}")
+  expand "$SLURM_JOB_CPUS_PER_NODE"
+  cpus=${SLURM_CPUS_PER_TASK:-${all[0]}} # for each rank: as many as it can have on every node
+  for i in "${!nodes[@]}"; do
+    most=$((ranks[i] > most ? ranks[i] : most))
+    cpus=$((all[i] / ranks[i] < cpus ? all[i] / ranks[i] : cpus))
+    for ((n = 0; n < ranks[i]; n++)); do list+=("${nodes[i]}"); done
+  done
+  if ((most * count == ${#list[@]})); then # as many on each
+    ranks=("$most")
   fi
-  here=$(srun_alone "${ask[@]}" "$script" --probe "$first") ||
-    fail "The first node, $head, could not be asked for a free port: see above."
-  read -r port address interface gpus cpus <<<"$here"
-  ranks=${SLURM_NTASKS_PER_NODE:-$((gpus ? gpus : 1))}
-  ranks=${ranks%%(*}
-  per_task=$((cpus / ranks))
-  if ((per_task > ${SLURM_CPUS_PER_TASK:-per_task})); then
-    per_task=$SLURM_CPUS_PER_TASK
+  if [[ -n $torchrun && $most != 1 && (-n ${SLURM_GPUS_PER_TASK:-} || ${SLURM_TRES_PER_TASK:-} == *gpu*) ]]; then
+    fail "With --torchrun a node has one task, and --gpus-per-task gives it the GPUs of one rank. Ask with --gpus-per-node instead."
   fi
-  export MASTER_PORT=${MASTER_PORT:-$port} RANKS_PER_NODE=$ranks
-  echo "nodes: ${nodes[*]}, ranks on each: $ranks, in all: $((count * ranks))"
-  echo "meeting point: $address:$MASTER_PORT, interface ${GLOO_SOCKET_IFNAME:-$interface}"
-  echo "each rank: $per_task CPUs, $python, started by ${torchrun:-srun}"
-  local -a command=(--nodes="$count" --kill-on-bad-exit=1 --input=none --quit-on-interrupt)
+  export MASTER_PORT=${MASTER_PORT:-$port} RANKS_PER_NODE=${ranks[*]}
+  echo "nodes: ${nodes[*]}, ranks on each: ${ranks[*]}, in all: ${#list[@]}"
+  echo "meeting point: ${MASTER_ADDR:-$address}:$MASTER_PORT, interface ${GLOO_SOCKET_IFNAME:-${interface:--}}"
+  echo "each rank: $cpus CPUs, $python, started by ${torchrun:-srun}"
+  local -a command=(--kill-on-bad-exit=1 --input=none --quit-on-interrupt "${overlap[@]}")
   if [[ -n $torchrun ]]; then
-    command+=(--ntasks="$count" --ntasks-per-node=1 --cpus-per-task=$((per_task * ranks > 0 ? per_task * ranks : 1)))
-    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(threads "$per_task" "$ranks")}
+    command+=(--nodes="$count" --ntasks="$count" --ntasks-per-node=1 --distribution=block)
+    if [[ $SLURM_JOB_CPUS_PER_NODE != *,* ]]; then # otherwise each has all that there are on its node
+      command+=(--cpus-per-task=$((cpus ? cpus * most : all[0])))
+    fi
   else
-    command+=(--ntasks=$((count * ranks)) --ntasks-per-node="$ranks" --cpus-per-task=$((per_task > 0 ? per_task : 1)))
-  fi
-  if ((per_task == 0)); then # fewer CPUs than ranks
-    command+=(--overcommit)
+    command+=(--ntasks="${#list[@]}" --cpus-per-task=$((cpus ? cpus : 1)))
+    if [[ ${#ranks[@]} == 1 && $SLURM_JOB_CPUS_PER_NODE != *,* ]]; then
+      command+=(--nodes="$count" --ntasks-per-node="$most" --distribution=block)
+    else # Slurm might share them out in another way: name the node of each rank
+      printf -v names '%s,' "${list[@]}"
+      command+=(--nodelist="${names%,}" --distribution=arbitrary)
+    fi
+    if ((cpus == 0)); then # fewer CPUs than ranks
+      command+=(--overcommit)
+    fi
   fi
   command+=("$script" "${options[@]}" "$file" "$@")
   if [[ -n $dry_run ]]; then
@@ -382,16 +486,21 @@ start_step() {
   supervise srun_alone "${command[@]}"
 }
 
-# Run srun with nothing but the options given: it prefers what salloc left in the environment.
+# Run srun with nothing but the options given: it prefers what salloc or the site left behind.
 srun_alone() {
-  env -u SLURM_NTASKS -u SLURM_NPROCS -u SLURM_NTASKS_PER_NODE -u SLURM_CPUS_PER_TASK srun "$@"
+  local name remove=()
+  for name in SLURM_{NTASKS,NPROCS,NTASKS_PER_{NODE,GPU,TRES},CPUS_PER_{TASK,GPU},TRES_PER_TASK,EXACT,HINT} SRUN_CPUS_PER_TASK; do
+    remove+=(-u "$name")
+  done
+  env "${remove[@]}" srun --export=ALL "$@"
 }
 
-# On the first node: print a free port, its address, the interface, and how many GPUs and CPUs the job has there.
+# On a node: print its number, for how many ranks it has GPUs, a free port, address and interface.
 probe() {
-  local address
-  address=$(address_of "$SLURMD_NODENAME")
-  echo "$(free_port "$1") $address $(interface_to "$address") ${SLURM_GPUS_ON_NODE:-0} $SLURM_CPUS_ON_NODE"
+  local address=${MASTER_ADDR:-}
+  count_gpus
+  address=${address:-$(address_of "$SLURMD_NODENAME")}
+  echo "probe: $SLURM_NODEID $((SLURM_GPUS_ON_NODE ? SLURM_GPUS_ON_NODE : 1)) $(free_port "$1") $address $(interface_to "$address")"
 }
 
 main() {
@@ -399,7 +508,7 @@ main() {
   while [[ ${1:-} == -* ]]; do
     case $1 in
       -h | --help)
-        sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$script"
+        sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p;}' "$script"
         exit
         ;;
       --local)
@@ -409,7 +518,7 @@ main() {
         ;;
       --torchrun) torchrun=torchrun options+=("$1") ;;
       --max-restarts)
-        [[ ${2:-} =~ ^[0-9]+$ ]] || fail "--max-restarts wants a number: how often the ranks may start anew."
+        [[ ${2:-} =~ ^[0-9]+$ ]] || fail "--max-restarts wants a number: how often the ranks may be started again."
         torchrun=torchrun restarts=$2 options+=("$1" "$2")
         shift
         ;;
@@ -436,8 +545,8 @@ main() {
       ranks=${local#*x}
     fi
     start_here "${local%x*}" "$ranks" "$@"
-  elif [[ -n ${SLURM_PROCID:-} && -n ${SLURM_STEP_ID:-} && $SLURM_STEP_ID -lt 4294967290 ]]; then
-    find_python # the shell of salloc and a batch script have a step id above that
+  elif in_a_step && ! { : </dev/tty; } 2>/dev/null; then # a task has no terminal, a shell has one
+    find_python
     be_a_task "$@"
   elif [[ -n ${SLURM_JOB_ID:-} ]]; then
     find_python

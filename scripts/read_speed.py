@@ -5,8 +5,8 @@ Usage: scripts/read_speed.py      prints a Markdown table, in less than a minute
 One process, one thread. Each way delivers all images, uint8 [N, 28, 28], with their labels, int64
 [N], as tensors. "One at a time" is what a Dataset with __getitem__ does: numbers in random order,
 one read each. "Whole chunks" is ChunkStream of lesson 11: chunks in random order, some of them
-read at once, then shuffled in memory. The files are made anew and are still in memory (the page
-cache) when they are read: this measures the work of reading, not the disk.
+read at once, then shuffled in memory. The files have just been written and are still in memory
+(the page cache) when they are read: this measures the work of reading, not the disk.
 
 With pip install webdataset lmdb the table has these two as well. The course needs neither.
 """
@@ -24,6 +24,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import torch
+from torch.utils.data import TensorDataset
 
 ROOT = Path(__file__).resolve().parent.parent
 STREAM = "day2/11_mnist_ddp_pt_multinode_streaming.py"
@@ -45,7 +46,9 @@ def load_lesson(file):
 def make_file(path, tensors, chunk_size=256, gzip=None, copies=1):
     """Have create_mnist_h5.py write the four tensors of MNIST to a file. Return its path."""
     options = argparse.Namespace(chunk_size=chunk_size, gzip=gzip, copies=copies)
-    load_lesson(CREATE).write(path, tensors, options)
+    sets = TensorDataset(*tensors[:2]), TensorDataset(*tensors[2:])
+    with h5py.File(path, "x") as file:
+        load_lesson(CREATE).write_images(file, *sets, options)
     return path
 
 
@@ -140,7 +143,7 @@ def whole_chunks(chunk_stream, path, epoch):
         file=path, batch_size=BATCH, max_steps=None, seed=0, shuffle=True, workers=0, buffer=buffer
     )
     stream = chunk_stream(0, 1, args)
-    stream.epoch.fill_(epoch)
+    stream.epoch = epoch
     return iter(stream)
 
 
@@ -233,12 +236,18 @@ def make_ways(folder, tensors):
     return rows
 
 
+def load_tensors():
+    """Return MNIST as four tensors: images and labels for training, then for testing."""
+    train_set, test_set = load_lesson(CREATE).load_mnist(ROOT / "data")
+    return [*train_set.tensors, *test_set.tensors]
+
+
 def main():
     """Measure all ways in turn, several times; print where and when, then the table of medians."""
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    tensors = load_lesson(CREATE).load_mnist(ROOT / "data")
+    tensors = load_tensors()
     with tempfile.TemporaryDirectory() as folder:
         ways = make_ways(Path(folder), tensors)
         rates = [[rate(read) for *_, read, _ in ways] for _ in range(REPEATS)]

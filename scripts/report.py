@@ -5,8 +5,8 @@ file that the lesson wrote for TensorBoard. Nothing is drawn from a lesson that 
 
 What benchmark.py has left in runs/benchmark/ is shown too, with its own date and machine.
 
-A result is a dict: id and idea of the lesson; command; output, showed, seconds and problem as
-run_course.run returns them; events, the paths of the event files that the lesson wrote.
+A result is a dict: id and idea of the lesson; command; output, showed, seconds, problem and skipped
+as run_course.run returns them; events, the paths of the event files that the lesson wrote.
 """
 
 import io
@@ -155,7 +155,7 @@ def draw_loss(name, title, results):
 
 def draw_speed_up(name, title, results):
     """Draw the images/s of several processes over those of one, as lesson 7 prints them."""
-    rows = find(r"^processes: (\d+), .* s, ([\d,]+) images/s$", results)
+    rows = find(r"^processes: (\d+), .*, ([\d,]+) images/s$", results)
     if len(rows) < 2:
         return None
     processes, speeds = [int(n) for n, _ in rows], np.array([number(speed) for _, speed in rows])
@@ -257,7 +257,11 @@ SOURCES = {"streamed": BLUE, "from memory": GREEN}  # where the images of lesson
 
 def draw_throughput(name, title, results):
     """Draw the images/s of each epoch, streamed beside from memory, as lesson 11 prints them."""
-    rows = find(r"^(.+), epoch (\d+): .* ([\d,]+) images/s$", results)
+    rows, source = [], "streamed"
+    for epoch, speed in find(r"^epoch (\d+): .* ([\d,]+) images/s$", results):
+        if rows and epoch == "0":  # the epochs begin again
+            source = "from memory"
+        rows.append((source, epoch, speed))
     if not rows:
         return None
     drawing = Figure()
@@ -280,7 +284,7 @@ def draw_throughput(name, title, results):
 
 def draw_memory(name, title, results):
     """Draw the memory that lesson 11 prints, streamed beside from memory."""
-    row = r"^(streamed|from memory): .*at most ([\d,]+) MB in memory, a worker ([\d,]+) MB$"
+    row = r"^(streamed|from memory): .*at most ([\d,]+) MB in memory(?:, a worker ([\d,]+) MB)?$"
     rows = find(row, results)
     if not rows:
         return None
@@ -288,7 +292,7 @@ def draw_memory(name, title, results):
     axes = drawing.subplots()
     for source, rank, worker in rows:
         bars = {f"rank 0,\n{source}": number(rank)}
-        if source == "streamed":  # afterwards there are no workers
+        if worker:  # only where the images are streamed
             bars["its worker,\nstreamed"] = number(worker)
         drawn = axes.barh(list(bars), list(bars.values()), color=SOURCES[source])
         axes.bar_label(drawn, fmt="{:,.0f} MB", padding=3)
@@ -320,7 +324,8 @@ FIGURES = [
 
 def draw(results):
     """Return the figures that the lessons which ended well have numbers for."""
-    well, figures = {result["id"]: result for result in results if not result["problem"]}, []
+    well = {x["id"]: x for x in results if not x["problem"] and not x["skipped"]}
+    figures = []
     for name, function, title, lessons in FIGURES:
         sources = [well[lesson] for lesson in lessons if lesson in well]
         if sources and (made := function(name, title, sources)):

@@ -12,7 +12,7 @@
 set -euo pipefail
 
 if [[ ${1:-} == -h || ${1:-} == --help || -z ${SLURM_JOB_ID:-} ]]; then
-  sed -n '2,/^#SBATCH/{/^#SBATCH/!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
+  sed -n '2,/^#SBATCH/{/^#SBATCH/!s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]}"
   [[ ${1:-} == -h || ${1:-} == --help ]]
   exit
 fi
@@ -21,7 +21,7 @@ fi
 original=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=\(.*sbatch_run\.sh\).*/\1/p')
 cd "$SLURM_SUBMIT_DIR"
 mkdir -p logs
-exec >"logs/slurm-$SLURM_JOB_ID.out" 2>&1
+exec >>"logs/slurm-$SLURM_JOB_ID.out" 2>&1 # the same file if Slurm starts the job again
 
 # Your site: what makes a Python with torch available, if it is not so when you call sbatch.
 # module load pytorch

@@ -5,10 +5,10 @@ A made part stands between two lines. The first says what belongs there, the sec
     <!-- begin code 4 average_gradients -->       a function, or a method: Class.method
     <!-- begin code 4 train "model =" "opt" -->   in it, from the first line that begins so to the
                                                   next one that begins so
-    <!-- begin output 4 -->                       the lesson's output in its day's README
+    <!-- begin output 4 -->                       the lesson's output in its page
     <!-- begin output 4 "epoch 0" "now" -->       from one line of it to another, or to the end
     <!-- begin recorded update_docs -->           when and where a script recorded something
-    <!-- begin rows "layout" "memmap | one" -->   a table of a README: the rows that begin so
+    <!-- begin rows "layout" "memmap | one" -->   a table of a page: the rows that begin so
     <!-- end -->
 
 Usage: slides/excerpts.py            fill them in
@@ -16,53 +16,25 @@ Usage: slides/excerpts.py            fill them in
 """
 
 import argparse
-import ast
 import shlex
 import sys
-import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from run_course import read_course  # noqa: E402
-from update_docs import PAGES, PART  # noqa: E402
+from update_docs import PAGES, PART, between, code  # noqa: E402
+from update_docs import recorded as outputs_of_pages  # noqa: E402
 
 DECKS = ["slides/day1.md", "slides/day2.md", "slides/beyond.md"]
 LINES, COLUMNS = 16, 94  # what stays legible
 
 
-def lines_of(source, name):
-    """Return the lines of a function, a class or a method, taken from a lesson's source."""
-    node = ast.parse(source)
-    for part in name.split("."):
-        node = next(x for x in node.body if getattr(x, "name", None) == part)
-    return source.splitlines()[node.lineno - 1 : node.end_lineno]
-
-
-def between(lines, first, last=None):
-    """Return the lines from the one that begins with first to the next that begins with last."""
-    begins = [line.strip() for line in lines]
-    i = next(i for i, line in enumerate(begins) if line.startswith(first))
-    if last is None:
-        return lines[i:]
-    j = next(j for j, line in enumerate(begins) if j >= i and line.startswith(last))
-    return lines[i : j + 1]
-
-
-def code(lesson, words):
-    """Return an excerpt of a lesson as Markdown; words are those after the lesson's id."""
-    lines = lines_of((ROOT / lesson["file"]).read_text(), words[0])
-    if words[1:]:
-        lines = between(lines, *words[1:])
-    return f"```python\n{textwrap.dedent(chr(10).join(lines))}\n```\n"
-
-
 def recorded():
-    """Return what the READMEs hold: {lesson id: output}, and all of their lines."""
+    """Return what the pages hold: {lesson id: output}, and all of their lines."""
     text = "".join((ROOT / page).read_text() for page in PAGES)
-    outputs = {words.strip(): x for _, kind, words, x, _ in PART.findall(text) if kind == "output"}
-    return outputs, text.splitlines()
+    return outputs_of_pages(), text.splitlines()
 
 
 def output(markdown, words):

@@ -4,12 +4,11 @@ import base64
 import io
 import json
 import os
-import shutil
 import subprocess
 import time
 from contextlib import contextmanager
 
-from helpers import cannot
+from helpers import need_browser
 from matplotlib.image import imread
 
 
@@ -75,9 +74,7 @@ def browse(url, folder):
     Afterwards, page.errors holds what its console complained of, and page.asked_for the addresses
     that the page and its workers asked for.
     """
-    browser = os.environ.get("CHROME_PATH", "chromium")
-    if shutil.which(browser) is None:
-        cannot("needs chromium")
+    browser = need_browser()
     theirs_in, ours_out = os.pipe()
     ours_in, theirs_out = os.pipe()
     log = folder / "network.json"

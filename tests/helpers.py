@@ -2,10 +2,12 @@
 
 import contextlib
 import fcntl
+import importlib
 import importlib.util
 import io
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -19,6 +21,8 @@ from unittest import mock
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+processes = importlib.import_module("processes")
 COURSE = tomllib.loads((ROOT / "scripts" / "course.toml").read_text())
 LAUNCHER = ROOT / "scripts" / "multinode_setup_and_run.sh"
 LESSONS = {lesson["id"]: lesson for lesson in COURSE["lesson"]}
@@ -32,33 +36,19 @@ ALONE = {
 }
 
 
-def start_lesson(lesson_id, *arguments, cwd, file=None, env=None):
-    """Start a lesson with stdout and stderr in one pipe and return the Popen object."""
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
-    command = [sys.executable, str(file or ROOT / LESSONS[lesson_id]["file"]), *map(str, arguments)]
-    return subprocess.Popen(
-        command,
-        cwd=cwd,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+def run(command, timeout, cwd, env):
+    """Run a command to its end; return (exit status, stdout and stderr). It must leave nothing."""
+    environment = {**os.environ, **(env or {})}
+    job = processes.run(command, timeout, cwd=cwd, env=environment, stderr=subprocess.STDOUT)
+    assert not job.stopped, f"{job.trouble}:\n{job.output}"
+    assert job.left == [], job.output
+    return job.status, job.output
 
 
 def run_lesson(lesson_id, *arguments, cwd, file=None, env=None, timeout=200):
-    """Run a lesson to its end; return (exit status, output) and leave no process behind."""
-    process = start_lesson(lesson_id, *arguments, cwd=cwd, file=file, env=env)
-    try:
-        output, _ = process.communicate(timeout=timeout)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, 9)
-    # Python's own helper processes notice a moment later that they are no longer needed.
-    assert wait_for(lambda: not processes_of(process.pid), 5), "processes are left behind"
-    return process.returncode, output
+    """Run a lesson to its end; return (exit status, stdout and stderr). It must leave nothing."""
+    command = [sys.executable, file or ROOT / LESSONS[lesson_id]["file"], *arguments]
+    return run(command, timeout, cwd, {"PYTHONUNBUFFERED": "1", **(env or {})})
 
 
 def load(file, text=None):
@@ -93,43 +83,21 @@ def server(*command, cwd, env=None):
 
     At the end it gets Ctrl-C. Then .output is what it printed after the address.
     """
-    process = subprocess.Popen(
-        command,
-        cwd=cwd,
-        env={**os.environ, **(env or {})},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        lines = iter(process.stdout.readline, "")
-        found = (re.search(r"http://127\.0\.0\.1:\d+/", line) for line in lines)
-        process.url = next(filter(None, found))[0]
+    environment = {**os.environ, **(env or {})}
+    with processes.Job(command, 200, cwd=cwd, env=environment, stderr=subprocess.STDOUT) as job:
+        found = (re.search(r"http://127\.0\.0\.1:\d+/", line) for line in job.lines())
+        process, begin = job.process, next(filter(None, found), None)
+        assert begin, job.output
+        process.url = begin[0]
         yield process
-        os.killpg(process.pid, signal.SIGINT)
-        process.wait(20)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    process.output = process.stdout.read()
+        job.end(signal.SIGINT)
+        assert process.returncode != -signal.SIGKILL, "it does not end on Ctrl-C"
+    process.output = job.output.partition(begin.string)[2]
 
 
 def launch(*arguments, cwd, env=None, timeout=200):
-    """Run the launcher outside Slurm; return (exit status, stdout and stderr)."""
-    done = subprocess.run(
-        [LAUNCHER, *map(str, arguments)],
-        cwd=cwd,
-        env={**os.environ, **(env or {})},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout,
-    )
-    return done.returncode, done.stdout
+    """Run the launcher outside Slurm; return (exit status, output). It must leave nothing."""
+    return run([LAUNCHER, *arguments], timeout, cwd, env)
 
 
 def once(tmp_path_factory, name, function):
@@ -168,6 +136,13 @@ def processes_of(session):
     return alive
 
 
+def sockets():
+    """Return the rows of the tables of all TCP sockets of this machine, each a list of words."""
+    tables = [Path("/proc/net", name) for name in ("tcp", "tcp6")]
+    tables = [table for table in tables if table.exists()]  # not every machine has IPv6
+    return [row.split() for table in tables for row in table.read_text().splitlines()[1:]]
+
+
 def proof_of(output):
     """Return the line that begins with =>, or an empty string."""
     lines = [line for line in output.splitlines() if line.startswith("=>")]
@@ -203,14 +178,55 @@ def cannot(reason):
     (pytest.fail if "CI" in os.environ else pytest.skip)(reason)
 
 
+def copy_tree(source, target, **options):
+    """Copy a folder with shutil.copytree. Of a read-only folder, the copy can be written to."""
+    shutil.copytree(source, target, **options)
+    for path in (target, *target.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode | 0o200)
+
+
+def works(*command):
+    """Return whether a command is there and succeeds."""
+    try:
+        return subprocess.run(command, capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+def need(*programs):
+    """Skip where one of these programs is missing."""
+    for program in programs:
+        if shutil.which(program) is None:
+            cannot(f"needs {program}")
+
+
+def need_browser(*fonts):
+    """Skip where there is no browser, or no font, or not these fonts. Return the browser."""
+    browser = os.environ.get("CHROME_PATH", "chromium")
+    need(browser, "fc-list")
+    for font in fonts or (":",):  # a colon: any font
+        if not works("fc-list", "--quiet", font):
+            cannot(f"needs the font {font}" if fonts else "needs a font for the browser")
+    return browser
+
+
+def chooser():
+    """Return a random.Random for the choices of a test. Its seed stands in the test's output.
+
+    TEST_SEED=... in the environment makes the same choices again.
+    """
+    seed = int(os.environ.get("TEST_SEED") or random.SystemRandom().randrange(2**32))
+    print(f"The choices of this test: TEST_SEED={seed}", flush=True)
+    return random.Random(seed)
+
+
 def open_in_browser(url, folder, *options):
     """Open a page in a real browser without a window. Return its DOM and its console messages.
 
     folder is for the browser's own files; the options are chromium's, such as --screenshot=FILE.
     """
-    browser = os.environ.get("CHROME_PATH", "chromium")
-    if shutil.which(browser) is None:
-        cannot("needs chromium")
+    browser = need_browser()
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
     command += [f"--user-data-dir={folder}", "--virtual-time-budget=5000", *options]
     command += ["--dump-dom", url]
@@ -219,11 +235,7 @@ def open_in_browser(url, folder, *options):
 
 
 def recorded_output(lesson_id):
-    """Return the output that the day's README shows for a lesson, without the command."""
-    readme = (ROOT / LESSONS[lesson_id]["file"]).parent / "README.md"
-    part = re.search(
-        rf"<!-- begin output {lesson_id} -->\n```console\n\$ [^\n]*\n(.*?)\n```",
-        readme.read_text(),
-        re.S,
-    )
-    return part[1]
+    """Return the output that a lesson's page shows, without the command."""
+    page = (ROOT / LESSONS[lesson_id]["file"]).with_suffix(".md").read_text()
+    part = page.partition(f"<!-- begin output {lesson_id} -->\n")[2]
+    return re.search(r"```console\n\$ [^\n]*\n(.*?)\n```", part, re.S)[1]

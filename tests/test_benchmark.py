@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from helpers import ROOT
+from helpers import ROOT, processes
 from markupsafe import escape
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -31,7 +31,7 @@ HALVES[1] = [name for name in CASES if name not in HALVES[0]]
 
 def run_benchmark(*arguments, cwd):
     command = [sys.executable, str(ROOT / "scripts" / "benchmark.py"), *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=560)
+    return processes.run(command, 560, cwd=cwd, stderr=subprocess.PIPE)
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +44,11 @@ def tiny(tmp_path_factory):
         ]
     output = ""
     for done in (run.result() for run in runs):
-        assert done.returncode == 0, done.stdout + done.stderr
-        output += done.stdout
+        assert done.trouble == "", f"{done.trouble}\n{done.output}{done.errors}"
+        output += done.output
     files = (folder / "runs" / "benchmark").glob("*.json")
     results = {path.stem: json.loads(path.read_text()) for path in files}
+    assert results
     return types.SimpleNamespace(folder=folder, output=output, results=results)
 
 
@@ -78,6 +79,15 @@ def test_ratios_are_made_from_the_raw_numbers(tiny):
             assert x["median"] == statistics.median(raw)
 
 
+def meets(ratio, median):
+    """Return what a median means for a target: "holds", "missed", or "" where there is none."""
+    if ratio.at_least is not None:
+        return "holds" if median >= ratio.at_least else "missed"
+    if ratio.at_most is not None:
+        return "holds" if median <= ratio.at_most else "missed"
+    return ""
+
+
 def test_the_table_shows_the_ratios_with_their_targets(tiny):
     for name, result in tiny.results.items():
         rows = re.findall(rf"^\| `{name}` \| (.*) \|$", tiny.output, re.M)
@@ -87,6 +97,8 @@ def test_the_table_shows_the_ratios_with_their_targets(tiny):
             what, median, _, rounds, aim, verdict = row.split(" | ")
             assert (median, rounds) == (benchmark.shown(x["median"]), "1")
             assert (aim, verdict) == (targets[what], x["verdict"])
+            (ratio,) = (ratio for ratio in CASES[name].ratios if ratio.what == what)
+            assert verdict == meets(ratio, x["median"])
             assert (verdict == "") == (aim == "")
 
 
@@ -155,6 +167,31 @@ def test_medians_and_spread_of_all_rounds(monkeypatch, tmp_path, capsys):
     assert "This machine is in use: 1.9 of" in output
 
 
+@pytest.mark.parametrize(
+    ("target", "value", "verdict"),
+    [
+        ({"at_least": 2}, 1.999, "missed"),
+        ({"at_least": 2}, 2, "holds"),
+        ({"at_least": 2}, 2.001, "holds"),
+        ({"at_most": 2}, 1.999, "holds"),
+        ({"at_most": 2}, 2, "holds"),
+        ({"at_most": 2}, 2.001, "missed"),
+        ({"at_least": 0}, -0.001, "missed"),
+        ({"at_most": 0}, 0.001, "missed"),
+        ({}, 2, ""),
+    ],
+)
+def test_the_median_is_compared_with_its_target(target, value, verdict):
+    """On both sides of it; the lowest and the highest, and so the mean, are on the other one."""
+    ratio = cases.Ratio("a", "a", **target)
+    case = cases.Case("some", "some", "s", None, [ratio])
+    far = 1000 if (verdict == "missed") == ("at_least" in target) else -1000
+    for values in ([value] * 3, [value + far, value, value], [value, value, value + far]):
+        (result,) = benchmark.summarise(case, {"a": values})["ratios"]
+        assert (result["median"], result["verdict"]) == (value, verdict)
+        assert meets(ratio, value) == verdict
+
+
 def test_every_second_round_goes_the_other_way(monkeypatch, tmp_path):
     monkeypatch.setattr(benchmark, "busy_cores", lambda: None)
     order = []
@@ -190,10 +227,17 @@ def test_a_case_that_fails_does_not_stop_the_others(monkeypatch, tmp_path, capsy
 
 def test_a_command_that_hangs_is_ended(monkeypatch, tmp_path):
     monkeypatch.setattr(cases, "LIMIT", 1)
-    process = cases.start("python", "-c", "import time; time.sleep(60)", cwd=tmp_path)
+    job = cases.start("python", "-c", "import time; time.sleep(60)", cwd=tmp_path)
     with pytest.raises(cases.CannotMeasureError, match="was stopped after 1 s"):
-        cases.finish(process)
-    assert process.poll() is not None
+        cases.finish(job)
+    assert job.status is not None
+
+
+def test_a_command_that_leaves_a_process_is_no_measurement(monkeypatch, tmp_path):
+    monkeypatch.setattr(processes, "SETTLE", 0)
+    leaves = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)"
+    with pytest.raises(cases.CannotMeasureError, match=r"not all of its processes: \d+ sleep 60$"):
+        cases.run("python", "-c", leaves, cwd=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -234,6 +278,7 @@ def test_what_was_measured_is_shown_again(tiny, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "argv", ["benchmark.py", "--show"])
     assert benchmark.main() == 0
     shown = re.findall(r"^\| `.*$", capsys.readouterr().out, re.M)
+    assert shown
     assert sorted(shown) == sorted(re.findall(r"^\| `.*$", tiny.output, re.M))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match=r"^There is nothing in runs/benchmark yet\.$"):
@@ -241,14 +286,20 @@ def test_what_was_measured_is_shown_again(tiny, monkeypatch, tmp_path, capsys):
 
 
 def test_the_readme_shows_what_is_measured():
-    rows = re.findall(r"^\| `([\w-]+)` \| (.*) \|$", (ROOT / "README.md").read_text(), re.M)
+    page = (ROOT / "tests" / "MEASURED.md").read_text()
+    rows = re.findall(r"^\| `([\w-]+)` \| (.*) \|$", page, re.M)
     rows = [(name, row.split(" | ")) for name, row in rows if name in CASES]
     assert rows
     for name, (what, median, _, _, aim, verdict) in rows:
         (ratio,) = (x for x in CASES[name].ratios if x.what == what)
         assert aim == benchmark.target(ratio)
-        assert verdict in ("holds", "missed") if aim else verdict == ""
         assert float(median.replace(",", "")) > 0
+        # What is shown is rounded, to three digits.
+        bound = ratio.at_least if ratio.at_most is None else ratio.at_most
+        if bound is None or benchmark.shown(bound) != median:
+            assert verdict == meets(ratio, float(median.replace(",", "")))
+        else:
+            assert verdict in ("holds", "missed")
 
 
 def test_the_parts_for_a_gpu_work_on_a_cpu():

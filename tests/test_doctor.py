@@ -1,7 +1,8 @@
 """scripts/doctor.sh: says that all is well where it is, and names each fault that is planted."""
 
 import contextlib
-import importlib.util
+import importlib
+import io
 import os
 import re
 import shutil
@@ -10,11 +11,13 @@ import subprocess
 import sys
 import time
 import types
+from importlib.metadata import version
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from conftest import bring_up
-from helpers import ROOT, cannot, processes_of, wait_for
+from helpers import ROOT, copy_tree, processes_of, wait_for
 
 DOCTOR = ROOT / "scripts" / "doctor.sh"
 LOCAL_SLURM = ROOT / "scripts" / "local_slurm.sh"
@@ -22,9 +25,8 @@ SALLOC = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-t
 SALLOC += ["--gpus-per-node=4", "--time=5"]
 PORT = 29555  # where a test has to know it; the nodes of its cluster have all ports to themselves
 
-spec = importlib.util.spec_from_file_location("doctor", ROOT / "scripts" / "doctor.py")
-doctor = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(doctor)
+sys.path.insert(0, str(ROOT / "scripts"))
+doctor = importlib.import_module("doctor")
 
 
 def run(*command, cwd, env=None, timeout=60):
@@ -65,6 +67,26 @@ def is_well(status, output, ranks):
     )
 
 
+@pytest.mark.parametrize(("local_rank", "gpu"), [(0, 0), (3, 1)])
+def test_a_gpu_makes_its_context_before_the_time_for_the_all_reduce(monkeypatch, local_rank, gpu):
+    """There are no GPUs here: PyTorch is made to say that there are two."""
+    import torch
+
+    happened = []
+    answers = {"device_count": 2, "current_accelerator": torch.device("cuda")}
+    fake = mock.Mock(**{f"{name}.return_value": value for name, value in answers.items()})
+    monkeypatch.setattr(torch, "accelerator", fake)
+    monkeypatch.setattr(torch, "zeros", lambda size, device: happened.append(str(device)))
+    monkeypatch.setattr(doctor, "PACKAGES", [])
+    monkeypatch.setattr(doctor, "LOCAL_RANK", local_rank)
+    monkeypatch.setattr(doctor, "find_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr(doctor, "tell", lambda **facts: happened.append(*facts.items()))
+    monkeypatch.setattr(doctor.signal, "alarm", lambda seconds: None)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    doctor.be_the_child()
+    assert happened == [f"cuda:{gpu}", ("gpus", ["0", "1"])]
+
+
 # Imitated nodes.
 
 
@@ -72,13 +94,18 @@ def test_all_is_well_on_imitated_nodes(tmp_path):
     status, output = run(DOCTOR, "--local", "2x1", cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
     assert is_well(status, output, ranks=2), output
     assert re.search(r"^ok   all_reduce: \d+ times 4 MB in \d\.\d s, [\d,]+ MB/s, ", output, re.M)
+    others = re.search(r"^ok   other packages: (.*), the same on every node$", output, re.M)[1]
+    assert others.split(", ") == [f"{name} {version(name)}" for name in doctor.OTHERS]
+    always = re.findall(r"^([\w-]+)[^;\n]*$", (ROOT / "requirements.txt").read_text(), re.M)
+    assert set(always) <= {*doctor.FIRST, *doctor.OTHERS}
 
 
 def test_a_torchvision_that_one_rank_cannot_import_is_named_with_all_else_that_is_wrong(tmp_path):
     """In a folder without data, and with an interface that there is not."""
     home, elsewhere = tmp_path / "my course", tmp_path / "somewhere else"
     for folder in ("scripts", "day2"):
-        shutil.copytree(ROOT / folder, home / folder)
+        copy_tree(ROOT / folder, home / folder)
+    shutil.copy(ROOT / "requirements.txt", home)
     elsewhere.mkdir()
     env = {
         "PYTHONPATH": other_packages(tmp_path, 'os.environ.get("RANK") == "1"', "torchvision"),
@@ -201,7 +228,7 @@ OLD = {**facts_of(1)["versions"], "Python": "3.10.1", "torch": "2.5.1", "tqdm": 
         ("CPUs", {"cpus": [0], "threads": 1}, "1 for rank 1 on node2, although it asked for 8"),
         ("CPUs", {"threads": 9}, "8 for 1 ranks with 9 threads in all on node2"),
         ("shared files", {"token": None}, "is not seen on node2. Go to a folder on"),
-        ("data", {"damaged": ["a.gz"]}, "a.gz missing or damaged on node2. Restore it"),
+        ("data", {"damaged": ["x-ubyte"]}, "x-ubyte missing or damaged on node2. Restore it"),
         ("/dev/shm", {"shm": 2**20}, "1 MB free on node2, 32 are wanted"),
     ],
 )
@@ -222,6 +249,32 @@ def test_ranks_may_share_a_gpu():
     assert not problem
 
 
+def test_nodes_may_have_unequal_numbers_of_gpus_if_each_rank_has_one():
+    ranks = [facts_of(0, gpus=["a", "b"]), facts_of(1, gpus=["a", "b"]), facts_of(2, gpus=["a"])]
+    ranks[1] |= {"node": "node1", "local_rank": 1}
+    ranks[2] |= {"node": "node2"}
+    fine, problem = doctor.check_gpus(ranks)
+    assert fine == "2 on node1; 1 on node2, a different one for each rank"
+    assert not problem
+    ranks[2]["gpus"] = ["a", "b"]  # as many on each node: it does not matter how many are used
+    assert doctor.check_gpus(ranks) == ("2 on each node, a different one for each rank", "")
+    ranks[2]["gpus"] = ["a", "b", "c"]
+    assert "2 on node1; 3 on node2. Ask for as many" in doctor.check_gpus(ranks)[1]
+
+
+def test_ranks_that_do_not_come_are_looked_for_on_their_nodes(tmp_path, monkeypatch):
+    """Three nodes with 3, 2 and 2 ranks. The names are made up, so scontrol is too."""
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text("#!/bin/sh\necho node1\necho node2\necho node3\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", "3,2(x2)")
+    monkeypatch.setattr(doctor, "WORLD_SIZE", 7)
+    came = [facts_of(rank) for rank in range(7) if rank not in (2, 5)]
+    _, problem = doctor.check_meeting({facts["rank"]: "?" for facts in came}, came)
+    assert problem.startswith("rank 2, 5 (node1, node3) did not come in 15 s. ")
+
+
 def test_a_node_that_takes_the_first_for_itself_is_told():
     text = doctor.why_not(["127.0.1.1"], ConnectionRefusedError(111, "Connection refused"))
     assert "is 127.0.1.1 here" in text
@@ -234,8 +287,6 @@ def test_a_node_that_takes_the_first_for_itself_is_told():
 @pytest.fixture(scope="module")
 def cluster():
     """A Slurm cluster of two nodes, in which a test may plant a fault."""
-    if os.geteuid() or shutil.which("slurmctld") is None:
-        cannot("needs root and Slurm: scripts/local_slurm.sh install")
     slurm = bring_up(2, Path(f"/run/doctor-test-{os.getpid()}"))
 
     def on_nodes(*command, cwd, **variables):
@@ -265,8 +316,6 @@ def cluster():
             inside(2, "umount", "/etc/hosts")
 
     try:
-        if (slurm.folder / "local_slurm.mode").read_text().strip() != "full":
-            cannot("needs the right to make network namespaces")
         yield types.SimpleNamespace(
             on_nodes=on_nodes, inside=inside, unknown_to_node2=unknown_to_node2
         )

@@ -1,7 +1,6 @@
 """Lesson 12: stopped and started again, it ends where it would have ended."""
 
 import os
-import random
 import re
 import signal
 import subprocess
@@ -13,15 +12,17 @@ from helpers import (
     LAUNCHER,
     LESSONS,
     ROOT,
+    chooser,
     losses,
     proof_of,
     proves,
     refusal,
 )
+from mutants import assert_disproved, write_mutant
 from ranks import run_ranks
 
 LESSON = ROOT / LESSONS["12"]["file"]
-FEW = ("--made-up", 3198, "--batch-size", 32, "--save-every", 10)
+FEW = ("--images", 3198, "--batch-size", 32, "--save-every", 10)
 SNAPSHOT = "runs/12_mnist_ddp_torchrun_elastic/snapshot.pt"
 
 
@@ -54,21 +55,21 @@ def ranks_in(folder):
 def test_ranks_that_are_killed_change_nothing(tmp_path):
     """kill -9 at any step: the job goes on from its last snapshot."""
     job = start("--local", "1x2", "--max-restarts", 1, LESSON, *FEW, "--epochs", 2, cwd=tmp_path)
-    lines, kills = [], 0
+    choose, lines, kills = chooser(), [], 0
+    at = choose.choice((10, 20, 30))
     for line in job.stdout:
         lines.append(line)
         step = re.match(r"step (\d+): snapshot", line)
-        if step and kills < 1 and int(step[1]) >= random.choice((10, 20, 30)):
+        if step and kills < 1 and int(step[1]) >= at:
             kills += 1
-            os.kill(random.choice(ranks_in(tmp_path)), 9)
+            os.kill(choose.choice(sorted(ranks_in(tmp_path))), 9)
     output = "".join(lines)
     assert job.wait() == 0, output
     assert proof_of(output).startswith("=> starts: 2, images once an epoch: 3,198 of 3,198, ")
     assert proves("12", output)
-    # One curve, without a gap or a double: 49 steps of 64 images and one of 62 in each epoch.
+    # One curve, without a gap or a double: 50 steps in each epoch.
     curve = losses(tmp_path / "runs" / LESSON.stem)
-    epoch = [64 * n for n in range(1, 50)] + [3198]
-    assert [images for images, _ in curve] == [3198 * n + x for n in range(2) for x in epoch]
+    assert [images for images, _ in curve] == [64 * n for n in range(1, 101)]
     assert curve[-1][1] < 0.9 * curve[0][1]
 
 
@@ -76,7 +77,8 @@ def test_stopped_by_a_signal_it_goes_on_with_another_number_of_ranks(tmp_path):
     job = start("--local", "3", LESSON, *FEW, "--epochs", 4, cwd=tmp_path)
     while "snapshot" not in job.stdout.readline():
         assert job.poll() is None
-    os.kill(ranks_in(tmp_path)[1], random.choice((signal.SIGTERM, signal.SIGUSR1)))
+    number = chooser().choice((signal.SIGTERM, signal.SIGUSR1))
+    os.kill(sorted(ranks_in(tmp_path))[1], number)
     output = job.communicate(timeout=100)[0]
     assert job.returncode == 0, output
     assert output.endswith("Stopped as told. The same command goes on from here.\n")
@@ -85,14 +87,14 @@ def test_stopped_by_a_signal_it_goes_on_with_another_number_of_ranks(tmp_path):
     assert status == 1
     assert "snapshot.pt is of a job with other arguments. Repeat those, or delete" in output
     assert "Traceback" not in output
-    told = "        job.load_state_dict(snapshot[0])\n"
-    rate = told + "        print('rate', job.optimizer.param_groups[0]['lr'], flush=True)\n"
+    told = "    job.scheduler.step()\n"
+    rate = told + "    print('rate', job.optimizer.param_groups[0]['lr'], flush=True)\n"
     assert LESSON.read_text().count(told) == 1
     (tmp_path / LESSON.name).write_text(LESSON.read_text().replace(told, rate))
     few = (*FEW, "--epochs", 4, "--data-dir", ROOT / "data")
     status, output = run_ranks(2, tmp_path / LESSON.name, *few, cwd=tmp_path)
     assert status == 0, output
-    assert len(re.findall(r"^rate 0\.01$", output, re.M)) == 2  # that of 2 ranks, from now on
+    assert len(re.findall(r"^rate 0\.02$", output, re.M)) == 2  # that of 2 ranks, from now on
     assert re.search(r"^start 2: goes on in epoch \d after [\d,]+ images$", output, re.M)
     # Another number of ranks makes another global batch: other parameters, but the same images.
     proof = "=> starts: 2, images once an epoch: 3,198 of 3,198, parameters: DIFFERENT"
@@ -108,40 +110,39 @@ def test_a_failing_rank_on_two_nodes_of_slurm(slurm, tmp_path):
     assert "start 2: goes on in epoch 0 after 1,280 images" in done.stdout
     assert proves("12", done.stdout)
     errors = "".join(x.read_text() for x in tmp_path.glob("runs/torchrun/*/attempt_0/*/stderr.log"))
-    assert "RuntimeError: rank 1 fails after step 25, as it was told to" in errors
+    assert "RuntimeError: rank 1 fails after step 25, as told" in errors
 
 
 @pytest.mark.mutation
 @pytest.mark.parametrize(
-    ("line", "wrong"),
+    ("line", "wrong", "once"),
     [
-        ('        self.optimizer.load_state_dict(state["optimizer"])\n', ""),
-        ("generator=random)[job.seen :]", "generator=random)"),
+        ('        self.optimizer.load_state_dict(state["optimizer"])\n', "", "1,280"),
+        ("order[job.seen + rank ::", "order[rank ::", "0"),
     ],
 )
-def test_without_its_key_line_lesson_12_ends_elsewhere(line, wrong, tmp_path):
-    text = LESSON.read_text()
-    assert text.count(line) == 1
-    mutant = tmp_path / LESSON.name
-    mutant.write_text(text.replace(line, wrong))
-    few = ("--made-up", 1280, "--epochs", 1, "--save-every", 4, "--crash-at-step", 6)
+def test_without_its_key_line_lesson_12_ends_elsewhere(line, wrong, once, tmp_path):
+    mutant = write_mutant(tmp_path, "12", (line, wrong))
+    few = ("--images", 1280, "--epochs", 1, "--save-every", 4, "--crash-at-step", 6)
+    few = (*few, "--data-dir", ROOT / "data")
     status, output = run_ranks(1, mutant, *few, cwd=tmp_path)
     assert status == 1
     assert "RuntimeError: rank 0 fails after step 6" in output
     status, output = run_ranks(1, mutant, *few, cwd=tmp_path)
     assert status == 0, output
-    assert proof_of(output).startswith("=> starts: 2, ")
-    assert not proves("12", output)
+    says = f"^=> starts: 2, images once an epoch: {once} of 1,280, parameters: DIFFERENT$"
+    assert_disproved("12", output, says)
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--save-every", 0), "save-every must be greater than 0"),
-        (("--made-up", "x"), "invalid int"),
+        (("--save-every", 0), "argument --save-every: must be a whole number greater than 0"),
+        (("--images", "x"), "argument --images: must be a whole number greater than 0, not x"),
+        (("--images", 3), "images must be at least 4: one for each of the ranks"),
     ],
 )
 def test_bad_arguments_get_a_sentence(options, sentence):
-    status, output = refusal("12", *options, env=ALONE)
+    status, output = refusal("12", *options, env=ALONE | {"WORLD_SIZE": "4"})
     assert status == 2
     assert sentence in output.splitlines()[-1]

@@ -1,9 +1,6 @@
 """Lesson 13: the same training however the batch is made up, and every test image counted once."""
 
-import os
 import re
-import shutil
-import types
 
 import pytest
 import torch
@@ -20,15 +17,19 @@ from helpers import (
     proof_of,
     proves,
     recorded_output,
+    refusal,
     shape,
 )
+from mutants import assert_disproved, run_mutant
 from ranks import run_ranks
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LinearLR
 
 LESSON = ROOT / LESSONS["13"]["file"]
 RUNS = f"runs/{LESSON.stem}"
-TEST = 31  # pictures: 2 and 3 do not divide it. 90 for training: steps of 48 leave a smaller one.
+TESTED = "; 10,000 of 10,000 tested alike"
+FEW = ("--epochs", 2, "--max-steps", 6, "--warm-up", 4)
 
 
 @pytest.fixture(scope="module")
@@ -41,24 +42,10 @@ def mnist(lesson):
     return lesson.load_mnist(ROOT / "data")
 
 
-@pytest.fixture(scope="module")
-def folder(mnist, tmp_path_factory):
-    """A small part of MNIST as pictures in folders, larger than Net wants them, and in colour."""
-    from PIL import Image
-
-    path = tmp_path_factory.mktemp("pictures")
-    for part, images, labels, count in (("train", *mnist[:2], 9), ("test", *mnist[2:], 3)):
-        for number in range(10):
-            (path / part / str(number)).mkdir(parents=True)
-            extra = part == "test" and number == 0
-            for i in (labels == number).nonzero()[: count + extra, 0].tolist():
-                picture = Image.fromarray(images[i].numpy()).convert("RGB").resize((56, 56))
-                picture.save(path / part / str(number) / f"{i}.png")
-    return path
-
-
-def on_pictures(folder, *options):
-    return ("--image-folder", folder, "--epochs", 2, "--lr", 0.1, *options)
+def made_of(batch_size, accumulate, ranks):
+    """Return options for steps of so many batches, with the learning rate 0.05 for the step."""
+    rate = 0.05 / accumulate / ranks
+    return ("--batch-size", batch_size, "--accumulate", accumulate, "--lr", rate, *FEW)
 
 
 def curve(folder):
@@ -66,17 +53,16 @@ def curve(folder):
 
 
 def accuracies(output):
-    return re.findall(r"([\d.]+)% of the test images right", output)
+    return [float(x) for x in re.findall(r"test accuracy: ([\d.]+)%", output)]
 
 
 @pytest.fixture(scope="module")
-def one(folder, tmp_path_factory):
+def one(tmp_path_factory):
     """One process, 4 batches of 12 a step: its output and its losses."""
 
     def run():
         path = tmp_path_factory.mktemp("one")
-        options = on_pictures(folder, "--batch-size", 12, "--accumulate", 4)
-        status, output = run_ranks(1, LESSON, *options, cwd=path)
+        status, output = run_ranks(1, LESSON, *made_of(12, 4, 1), cwd=path)
         return status, output, curve(path)
 
     status, output, expected = once(tmp_path_factory, "lesson_13_one", run)
@@ -86,67 +72,65 @@ def one(folder, tmp_path_factory):
 
 def test_one_process(one):
     output, expected = one
-    assert "training on 1 processes, 1 nodes\n" in output
-    assert "global batch 12 x 4 x 1 = 48 images\n" in output
+    assert "fp32, global batch 12 x 4 x 1, highest learning rate 0.05\n" in output
     assert proves("13", output), output
-    assert f"; {TEST} of {TEST} tested, " in output
-    assert len(expected) == 4
+    assert TESTED in output
+    assert len(expected) == 12
     assert expected[-1] < expected[0]
 
 
-def test_three_processes_learn_what_one_does(one, folder, tmp_path):
-    """And workers read the pictures for them."""
-    options = on_pictures(folder, "--batch-size", 8, "--accumulate", 2, "--workers", 1)
-    status, output = launch("--local", "3", 13, *options, cwd=tmp_path)
-    assert status == 0, output
-    assert "training on 3 processes, 3 nodes\n" in output
+def assert_learned_what_one_does(one, output, folder):
     assert proves("13", output), output
-    assert f"; {TEST} of {TEST} tested, " in output
-    assert curve(tmp_path) == pytest.approx(one[1], abs=1e-5)
-    assert accuracies(output) == accuracies(one[0])
+    assert TESTED in output
+    assert curve(folder) == pytest.approx(one[1], abs=1e-5)
+    assert accuracies(output) == pytest.approx(accuracies(one[0]), abs=0.05)
 
 
-def test_two_nodes_of_a_real_slurm_learn_what_one_process_does(one, folder, slurm, tmp_path):
-    options = on_pictures(folder, "--batch-size", 24, "--accumulate", 1)
-    done = slurm.run("salloc", "--nodes", 2, LAUNCHER, 13, *options, cwd=tmp_path)
+def test_three_processes_learn_what_one_does(one, tmp_path):
+    status, output = launch("--local", "3", 13, *made_of(8, 2, 3), cwd=tmp_path)
+    assert status == 0, output
+    assert_learned_what_one_does(one, output, tmp_path)
+
+
+def test_two_nodes_of_a_real_slurm_learn_what_one_process_does(one, slurm, tmp_path):
+    command = ("salloc", "--nodes", 2, LAUNCHER, 13, *made_of(24, 1, 2))
+    done = slurm.run(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "training on 2 processes, 2 nodes\n" in done.stdout
-    assert proves("13", done.stdout), done.stdout
-    assert curve(tmp_path) == pytest.approx(one[1], abs=1e-5)
-    assert accuracies(done.stdout) == accuracies(one[0])
+    assert_learned_what_one_does(one, done.stdout, tmp_path)
 
 
 def test_mnist_with_a_checkpoint_an_epoch(lesson, mnist, tmp_path):
-    few = ("--max-steps", 30)
-    status, output = run_ranks(2, LESSON, *few, cwd=tmp_path)
+    status, output = run_ranks(2, LESSON, "--max-steps", 30, cwd=tmp_path)
     assert status == 0, output
-    assert "training on 2 processes, 1 nodes\n" in output
     assert proves("13", output), output
-    assert "; 10,000 of 10,000 tested, " in output
+    assert TESTED in output
     # What the launcher says is recorded too.
     mine, recorded = (text.partition("ranks: ")[2] for text in (output, recorded_output("13")))
     assert shape(mine) == shape(recorded)
     assert len(curve(tmp_path)) == 60
     left = {x.name for x in (tmp_path / RUNS).iterdir() if "tfevents" not in x.name}
     assert left == {"checkpoint_epoch_0.pt", "checkpoint_epoch_1.pt"}
+    images, labels = mnist[1].tensors
     for epoch, accuracy in enumerate(accuracies(output)):
         state = torch.load(tmp_path / RUNS / f"checkpoint_epoch_{epoch}.pt", weights_only=True)
         assert state["epoch"] == epoch
-        net, optimizer, scheduler, scaler = lesson.prepare(60, torch.device("cpu"), arguments())
-        net.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        scheduler.load_state_dict(state["scheduler"])
-        scaler.load_state_dict(state["scaler"])
-        assert scheduler.last_epoch == 30 * (epoch + 1)
+        model = lesson.Net()
+        model.load_state_dict(state["model"])
         with torch.no_grad():
-            right = (net(mnist[2]).argmax(1) == mnist[3]).float().mean().item()
-        assert float(accuracy) / 100 == pytest.approx(right, abs=1e-4)
+            right = (model(images).argmax(dim=1) == labels).float().mean().item()
+        assert accuracy / 100 == pytest.approx(right, abs=1e-4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1)
+        optimizer.load_state_dict(state["optimizer"])
+        assert all("momentum_buffer" in x for x in optimizer.state.values())
+        warm_up, decay = state["scheduler"]["_schedulers"]
+        assert warm_up["last_epoch"] == decay["last_epoch"] == 30 * (epoch + 1)
+        torch.amp.GradScaler("cpu", enabled=False).load_state_dict(state["scaler"])
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_fewer_bits_change_the_losses_a_little(precision, folder, tmp_path):
-    options = on_pictures(folder, "--batch-size", 48, "--precision", precision)
-    status, output = run_ranks(1, LESSON, *options, cwd=tmp_path)
+def test_fewer_bits_change_the_losses_a_little(precision, tmp_path):
+    few = (*made_of(24, 2, 1), "--precision", precision)
+    status, output = run_ranks(1, LESSON, *few, cwd=tmp_path)
     assert status == 0, output
     assert proof_of(output).startswith(f"=> {precision}: losses within ")
     assert proves("13", output), output
@@ -154,67 +138,71 @@ def test_fewer_bits_change_the_losses_a_little(precision, folder, tmp_path):
     assert "Warning" not in output
 
 
-def test_a_compiled_model_learns_the_same(folder, one, tmp_path):
-    """Wrapped and traced as ever, but not translated into C++: that takes a minute."""
-    text, call = LESSON.read_text(), "torch.compile(net)"
-    assert text.count(call) == 1
-    file = tmp_path / LESSON.name
-    file.write_text(text.replace(call, 'torch.compile(net, backend="eager")'))
-    options = on_pictures(folder, "--batch-size", 12, "--accumulate", 4, "--compile")
-    status, output = run_ranks(1, file, *options, cwd=tmp_path, env={"CXX": "true"})
+def test_the_rate_rises_and_then_falls_to_zero(tmp_path):
+    few = ("--epochs", 8, "--max-steps", 3, "--warm-up", 9, "--accumulate", 1, "--lr", 0.04)
+    status, output = run_ranks(1, LESSON, *few, "--batch-size", 4, cwd=tmp_path)
     assert status == 0, output
-    assert proves("13", output), output
-    assert curve(tmp_path) == pytest.approx(one[1], abs=1e-5)
+    files = [tmp_path / RUNS / f"checkpoint_epoch_{epoch}.pt" for epoch in range(8)]
+    states = [torch.load(file, weights_only=True) for file in files]
+    rates = [state["optimizer"]["param_groups"][0]["lr"] for state in states]
+    assert rates[:3] == sorted(rates[:3])
+    assert rates[2:] == sorted(rates[2:], reverse=True)
+    assert rates[0] < 0.5 * 0.04
+    assert 0.6 * 0.04 < max(rates) < 0.04
+    assert rates[-1] == pytest.approx(0, abs=1e-9)
 
 
-def arguments(**others):
-    options = {"epochs": 2, "lr": 0.04, "seed": 0, "warm_up": 10, "precision": "fp32"}
-    return types.SimpleNamespace(**options | {"accumulate": 1} | others)
-
-
-def test_the_rate_rises_and_then_falls_to_zero(lesson):
-    _, optimizer, scheduler, _ = lesson.prepare(100, torch.device("cpu"), arguments())
-    rates = []
-    for _ in range(100):
-        rates.append(scheduler.get_last_lr()[0])
-        optimizer.step()
-        scheduler.step()
-    assert rates[:10] == sorted(rates[:10])
-    assert rates[9:] == sorted(rates[9:], reverse=True)
-    assert rates[0] == pytest.approx(0.004)
-    assert 0.95 * 0.04 < max(rates) < 0.04
-    assert rates[-1] < 0.001 * 0.04
+def train_on(module, model, batches, scaler, **options):
+    """Train on the batches as the lesson does; return the scheduler and the losses."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = LinearLR(optimizer, start_factor=1)
+    args = type("Args", (), {"precision": "fp32", "accumulate": 1, "clip": 1.0} | options)
+    device = torch.device("cpu")
+    found = module.train_one_epoch(model, batches, optimizer, scheduler, scaler, device, args)
+    return scheduler, found
 
 
 def test_a_step_that_the_scaler_leaves_out_counts_nowhere(lesson, mnist):
-    net, optimizer, scheduler, _ = lesson.prepare(20, torch.device("cpu"), arguments())
-    first = [x.clone() for x in net.parameters()]
+    model = lesson.Net()
+    first = [x.clone() for x in model.parameters()]
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120, backoff_factor=2.0**-60)
-    batches = iter([(mnist[0][:8], mnist[1][:8])] * 3)
-    options = arguments(precision="fp16")
-    history = lesson.train_one_epoch(net, optimizer, scheduler, scaler, batches, options)
-    assert history.shape == (2, 3)
+    batches = [mnist[0][:8]] * 3
+    scheduler, found = train_on(lesson, model, batches, scaler, precision="fp16")
+    assert found.shape == (3,)
     assert scheduler.last_epoch == 1  # scales 2**120 and 2**60 are too much, 1 is not
-    assert any(not torch.equal(x, y) for x, y in zip(first, net.parameters(), strict=True))
+    assert any(not torch.equal(x, y) for x, y in zip(first, model.parameters(), strict=True))
+
+
+def test_gradients_are_clipped_as_they_are_not_scaled(lesson, mnist):
+    models = [lesson.Net(), lesson.Net()]
+    models[1].load_state_dict(models[0].state_dict())
+    scalers = [torch.amp.GradScaler("cpu", enabled=False), torch.amp.GradScaler("cpu")]
+    before = torch.nn.utils.parameters_to_vector(models[0].parameters()).detach()
+    steps = []
+    for model, scaler in zip(models, scalers, strict=True):
+        train_on(lesson, model, [mnist[0][:8]], scaler, clip=0.01)
+        steps.append(torch.nn.utils.parameters_to_vector(model.parameters()) - before)
+    assert steps[0].norm().item() == pytest.approx(0.1 * 0.01, rel=0.01)  # rate x clip
+    assert torch.allclose(*steps, atol=1e-6)
 
 
 def messages(text, mnist, tmp_path):
-    """Return how often the ranks average in two steps, of 3 and of 2 batches."""
+    """Return how often the ranks average in two steps of 3 batches each."""
     module = load(LESSON, text)
     store = dist.FileStore(str(tmp_path / "store"), 1)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        net, *tools = module.prepare(2, torch.device("cpu"), arguments())
-        model, sent = DistributedDataParallel(net), []
+        model, sent = DistributedDataParallel(module.Net()), []
 
         def hook(_, bucket):
             sent.append(bucket.index())
             return allreduce_hook(None, bucket)
 
         model.register_comm_hook(None, hook)
-        images, labels = (x[:40].split(8) for x in mnist[:2])
-        options = arguments(accumulate=3)
-        module.train_one_epoch(model, *tools, iter(list(zip(images, labels))), options)
+        batches = [mnist[0][i : i + 8] for i in range(0, 48, 8)]
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        _, found = train_on(module, model, batches, scaler, accumulate=3)
+        assert found.shape == (2,)
     finally:
         dist.destroy_process_group()
     return len(sent)
@@ -226,44 +214,51 @@ def test_the_ranks_average_once_a_step(mnist, tmp_path):
 
 @pytest.mark.mutation
 def test_without_no_sync_they_average_in_each_batch(mnist, tmp_path):
-    text, words = LESSON.read_text(), "model.no_sync() if i + 1 < len(group) else nullcontext()"
+    text, words = LESSON.read_text(), "nullcontext() if last else model.no_sync()"
     assert text.count(words) == 1
-    assert messages(text.replace(words, "nullcontext()"), mnist, tmp_path) == 5
+    assert messages(text.replace(words, "nullcontext()"), mnist, tmp_path) == 6
 
 
 @pytest.mark.mutation
 def test_no_sync_around_backward_only_does_nothing(mnist, tmp_path):
     text = LESSON.read_text()
-    begin = text.index("            with model.no_sync()")
-    end = text.index("            loss_sum += loss.detach()")
+    begin = text.index("        with nullcontext() if last")
+    end = text.index("        if last:\n")
     sync, *forward, backward = re.sub(r"^ *#.*\n", "", text[begin:end], flags=re.M).splitlines()
     wrong = [*(line[4:] for line in forward), sync, backward]
     wrong = text[:begin] + "\n".join(wrong) + "\n" + text[end:]
-    assert messages(wrong, mnist, tmp_path) == 5
+    assert messages(wrong, mnist, tmp_path) == 6
 
 
 @pytest.mark.mutation
 @pytest.mark.parametrize(
-    ("line", "wrong", "proof"),
+    ("clip", "line", "wrong", "proof"),
     [
-        ("(loss / count)", "(loss / len(labels))", "losses within .e-0[1-4] "),
+        (100, "(loss / args.accumulate)", "(loss)", "losses within .e-0[1-4] "),
         (
-            "range(rank, len(data[1]), world_size)",
-            "DistributedSampler(data[1], shuffle=False)",
-            f"; 32 of {TEST} tested",
+            0.3,
+            "            nn.utils.clip_grad_norm_(model.parameters(), args.clip)\n            #",
+            "            #",
+            "losses within .e-0[1-4] ",
+        ),
+        (
+            1,
+            "range(rank, len(test_set), world_size)",
+            "DistributedSampler(test_set, shuffle=False)",
+            "; 10,002 of 10,000 tested",
+        ),
+        (
+            1,
+            '        "model": model.state_dict(),',
+            '        "model": Net().state_dict(),',
+            "tested DIFFERENTLY$",
         ),
     ],
 )
-def test_without_its_key_line_lesson_13_proves_nothing(line, wrong, proof, folder, tmp_path):
-    text = LESSON.read_text()
-    assert text.count(line) == 1
-    mutant = tmp_path / LESSON.name
-    mutant.write_text(text.replace(line, wrong))
-    options = on_pictures(folder, "--batch-size", 12, "--epochs", 1)
-    status, output = run_ranks(2, mutant, *options, cwd=tmp_path)
-    assert status == 0, output
-    assert re.search(proof, proof_of(output)), output
-    assert not proves("13", output)
+def test_without_its_key_line_lesson_13_proves_nothing(clip, line, wrong, proof, tmp_path):
+    few = ("--epochs", 1, "--max-steps", 20, "--batch-size", 8, "--clip", clip)
+    output = run_mutant("13", [(line, wrong)], 3, *few, cwd=tmp_path)
+    assert_disproved("13", output, proof)
 
 
 def test_precision_fits_the_device(lesson, monkeypatch):
@@ -278,35 +273,12 @@ def test_precision_fits_the_device(lesson, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--accumulate", 0), "accumulate must be greater than 0, not 0"),
-        (("--workers", -1), "workers must not be negative"),
+        (("--accumulate", 0), "argument --accumulate: must be a whole number greater than 0"),
         (("--precision", "fp8"), "invalid choice: 'fp8'"),
-        (("--compile",), "compile needs a C++ compiler"),
+        (("--batch-size", 30_001), "a step would take 60,002 of 60,000 images. Take a smaller "),
     ],
 )
-def test_bad_arguments_get_one_sentence(options, sentence, lesson, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", [str(LESSON), *map(str, options)])
-    for name, value in ALONE.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(SystemExit) as ended:
-        lesson.parse_args()
-    assert ended.value.code == 2
-    assert sentence in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_folders_that_do_not_fit_get_one_sentence(lesson, folder, tmp_path, monkeypatch):
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    other = tmp_path / "other"
-    shutil.copytree(folder, other)
-    shutil.rmtree(other / "test" / "3")
-    with pytest.raises(SystemExit, match="must have the same classes, at most 10"):
-        lesson.load_folder(other)
-
-
-def test_a_missing_folder_gets_one_sentence(tmp_path):
-    status, output = run_ranks(1, LESSON, "--image-folder", "nowhere", cwd=tmp_path)
-    assert status == 1
-    assert len(output.splitlines()) == 1
-    assert "No such file or directory: 'nowhere/train'" in output
-    assert os.listdir(tmp_path) == []
+def test_bad_arguments_get_one_sentence(options, sentence):
+    status, output = refusal("13", *options, env=ALONE)
+    assert status == 2
+    assert sentence in output.splitlines()[-1]

@@ -25,7 +25,9 @@ from helpers import (
     refusal,
     run_lesson,
 )
+from mutants import assert_disproved, run_mutant, write_mutant
 from ranks import run_ranks
+from torch.utils.data import DataLoader
 
 LESSON = ROOT / LESSONS["14"]["file"]
 FILES, BATCH = 12, 2016  # 168 ratings of each file in a step, on 1, 2, 3 or 4 ranks
@@ -78,7 +80,8 @@ def alone(ratings, tmp_path_factory):
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_any_number_of_ranks_gives_the_same_model(ranks, ratings, alone, tmp_path):
     few = options(ratings, ranks)
-    _, output = run_ranks(ranks, LESSON, *few, cwd=tmp_path)
+    status, output = run_ranks(ranks, LESSON, *few, cwd=tmp_path)
+    assert status == 0, output
     assert proves("14", output), output
     assert "Warning" not in output
     assert f"files: 12, for each rank: {12 // ranks}\n" in output
@@ -86,6 +89,35 @@ def test_any_number_of_ranks_gives_the_same_model(ranks, ratings, alone, tmp_pat
     curve = losses(tmp_path / "runs" / LESSON.stem)
     assert [seen for seen, _ in curve] == [seen for seen, _ in alone[1]]
     assert [x for _, x in curve] == pytest.approx([x for _, x in alone[1]], abs=1e-4)
+
+
+@pytest.mark.parametrize(("copies", "epochs"), [(1, 7), (10, 1)])
+def test_the_defaults_learn_from_few_ratings_and_from_many(copies, epochs, tmp_path):
+    """As many as MovieLens ml-latest-small has, and ten times as many."""
+    few = ("--folder", tmp_path / "x", "--copies", copies)
+    status, output = run_lesson("create_ratings", *few, cwd=tmp_path)
+    assert status == 0, output
+    status, output = run_ranks(2, LESSON, "--folder", tmp_path / "x", cwd=tmp_path)
+    assert status == 0, output
+    assert proves("14", output), output
+    # At least 300 steps, whatever the number of ratings: 44 or 442 of 2,048 ratings in an epoch.
+    assert output.count("\nepoch ") == epochs
+    assert int(re.search(r", (\d+)% below", output)[1]) >= 5
+
+
+@pytest.mark.mutation
+def test_few_ratings_are_learned_by_heart_without_weight_decay(tmp_path):
+    few = ("--folder", tmp_path / "x", "--copies", 1)
+    status, output = run_lesson("create_ratings", *few, cwd=tmp_path)
+    assert status == 0, output
+    few = ("--folder", tmp_path / "x", "--batch-size", 2048, "--weight-decay", 0.0001)
+    output = run_ranks(2, LESSON, *few, cwd=tmp_path)[1]
+    assert "=> " in output
+    assert int(re.search(r", (-?\d+)% below", output)[1]) < 3
+    # What it has seen it guesses far better than what was held out.
+    seen = float(re.findall(r"loss ([\d.]+)", output)[-1]) ** 0.5
+    held_out = float(re.search(r"=> RMSE ([\d.]+)", output)[1])
+    assert seen < held_out - 0.27
 
 
 def test_two_nodes_of_slurm_give_the_same_model(slurm, ratings, alone, tmp_path):
@@ -98,13 +130,17 @@ def test_two_nodes_of_slurm_give_the_same_model(slurm, ratings, alone, tmp_path)
 
 @pytest.mark.mutation
 def test_without_the_rows_of_the_others_the_model_is_another_one(ratings, alone, tmp_path):
-    text, line = LESSON.read_text(), "dist.all_gather_into_tensor(gathered[-1], mine)"
-    assert text.count(line) == 1
-    mutant = tmp_path / LESSON.name
-    mutant.write_text(text.replace(line, "gathered[-1][:] = torch.cat([mine] * world_size)"))
-    _, output = run_ranks(2, mutant, *options(ratings, 2), cwd=tmp_path)
-    assert "=> " in output
+    line = ("    dist.all_gather_into_tensor(joined, tensor)\n", "")
+    output = run_mutant("14", [line], 2, *options(ratings, 2), cwd=tmp_path)
+    assert_disproved("14", output, "; DIFFERENT models on the ranks$")
     assert not same(output, alone[0])
+
+
+@pytest.mark.mutation
+def test_lesson_14_sees_that_nothing_is_learned(ratings, tmp_path):
+    line = ("        optimizer.step()\n", "")
+    output = run_mutant("14", [line], 2, *options(ratings, 2), cwd=tmp_path)
+    assert_disproved("14", output, "^=> RMSE .*, -?0% below biases alone;")
 
 
 def write_numbers(folder, lengths):
@@ -122,15 +158,18 @@ def write_numbers(folder, lengths):
 
 def steps_of(module, monkeypatch, files, lengths, world_size, epoch=0):
     """Return the users of each step on each rank: [rank][step]."""
-    args = argparse.Namespace(seed=0, buffer=3)
+    # 4 ratings of each file in a step.
+    args = argparse.Namespace(seed=0, buffer=3, batch_size=4 * (len(files) // world_size))
     counts = np.array(lengths) * 9 // 10
-    size, steps = 4, counts.min() // 4
     monkeypatch.setattr(dist, "get_world_size", lambda: world_size)
     ranks = []
     for rank in range(world_size):
         monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
-        batches = module.batches(files, counts, size, steps, epoch, "cpu", args)
-        ranks.append([users.tolist() for users, _, _ in batches])
+        stream = module.ShardStream(files, counts, args)
+        stream.epoch = epoch
+        batches = [users.tolist() for users, _, _ in DataLoader(stream, batch_size=None)]
+        assert len(batches) == len(stream)
+        ranks.append(batches)
     return ranks
 
 
@@ -166,11 +205,11 @@ def test_ranks_share_the_files_and_all_have_as_many_batches(
     ("line", "wrong"),
     [
         (
-            "default_rng([args.seed % 2**32, epoch])",
-            "default_rng([args.seed % 2**32, epoch, rank])",
+            "default_rng([seed, self.epoch])",
+            "default_rng([seed, self.epoch, rank])",
         ),
-        ("begins[file] + first * size + random", "begins[file] + random"),
-        ("rows % counts[file]", "rows % (counts[file] + 5)"),
+        ("begins[number] + first * self.size + shuffled", "begins[number] + shuffled"),
+        ("rows % self.counts[number]", "rows % (self.counts[number] + 5)"),
     ],
 )
 def test_without_its_key_lines_ratings_come_twice_or_are_known_beforehand(
@@ -269,17 +308,21 @@ def test_a_damaged_folder_is_noticed(damage, lesson, ratings, tmp_path):
     elif damage == "no JSON":
         sizes.write_text("[]")
     folder = tmp_path / "nowhere" if damage == "folder" else tmp_path
-    assert lesson.usable(folder) == (damage == "")
+    if not damage:
+        assert lesson.ratings_folder(str(folder)) == folder
+        return
+    with pytest.raises(argparse.ArgumentTypeError, match="is missing, damaged or of another kind"):
+        lesson.ratings_folder(str(folder))
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--factors", "0"), "factors must be greater than 0, not 0"),
-        (("--buffer", "-1"), "buffer must be greater than 0, not -1"),
+        (("--factors", "0"), "argument --factors: must be "),
+        (("--buffer", "-1"), "argument --buffer: must be "),
         (
             ("--folder", "/nowhere"),
-            "/nowhere is missing, damaged or of another kind. Make it: pyth",
+            "argument --folder: /nowhere is missing, damaged or of another kind. Make it: pyth",
         ),
         ((), "12 files are too few for 13 ranks. Make more: python day2/create_ratings.py --force"),
     ],
@@ -349,7 +392,7 @@ def test_a_csv_becomes_files_of_even_size_in_random_order(creator, tmp_path):
     # What is there stays, and what this script did not write stays even then.
     status, output = run_lesson("create_ratings", *arguments, cwd=tmp_path)
     assert status == 1
-    assert output.strip() == f"{folder} is there already. To write it anew: --force"
+    assert output.strip() == f"{folder} is there already. To write it again: --force"
     (folder / "mine.txt").write_text("precious")
     status, output = run_lesson("create_ratings", *arguments, "--force", cwd=tmp_path)
     assert status == 1
@@ -365,12 +408,9 @@ def test_a_csv_becomes_files_of_even_size_in_random_order(creator, tmp_path):
 @pytest.mark.mutation
 def test_without_the_second_shuffle_nothing_is_known_of_the_users_held_out(creator, tmp_path):
     """The exercise of the README."""
-    file, line = (
-        ROOT / LESSONS["create_ratings"]["file"],
-        "random.permutation(np.fromfile(dealt, COLUMNS))",
-    )
-    assert file.read_text().count(line) == 1
-    wrong = load(file, file.read_text().replace(line, "np.fromfile(dealt, COLUMNS)"))
+    line = ("random.permutation(ratings)", "ratings")
+    mutant = write_mutant(tmp_path, "create_ratings", line)
+    wrong = load(mutant)
     for module, share in ((creator, 0.1), (wrong, 1)):
         folder = tmp_path / str(share)
         folder.mkdir()
@@ -383,22 +423,33 @@ def test_without_the_second_shuffle_nothing_is_known_of_the_users_held_out(creat
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (None, "No such file"),
-        ("a,b\n1,2\n", "does not begin with userId,movieId,rating,timestamp"),
-        ("userId,movieId,rating,timestamp\n1,2,three,4\n", "could not convert string 'three'"),
-        ("userId,movieId,rating,timestamp\n", "holds no ratings"),
+        (None, "There is no file "),
+        ("a,b\n1,2\n", "its first line must be userId,movieId,rating,timestamp"),
+        ("1::1193::5::978300760\n", "its first line must be userId,movieId,rating,timestamp"),
+        ("HEADER1,2,three,4\n", "could not convert string 'three'"),
+        ("HEADER1,2,3\n", "requires 4 columns but 3 were found"),
+        ("HEADER1,tt0114709,3,4\n", "could not convert string 'tt0114709'"),
+        ("HEADER-1,2,3,4\n", "every userId must be from 0 to 9,999,999, because "),
+        ("HEADER1,10000000,3,4\n", "every movieId must be from 0 to 9,999,999, because "),
+        ("HEADER1,2,nan,4\n", "every rating must be a finite number"),
+        ("HEADER1,2,3,2020-01-01\n", "could not convert string '2020-01-01'"),
+        ("HEADER\n\n", "it holds no ratings"),
+        (b"PK\3\4\xff\xfe", "its first line must be userId,movieId,rating,timestamp"),
     ],
 )
 def test_a_bad_csv_gets_one_sentence(content, sentence, tmp_path):
     csv = tmp_path / "x.csv"
-    if content is not None:
-        csv.write_text(content)
+    if isinstance(content, bytes):
+        csv.write_bytes(content)
+    elif content is not None:
+        csv.write_text(content.replace("HEADER", "userId,movieId,rating,timestamp\n"))
     status, output = run_lesson(
         "create_ratings", "--csv", csv, "--folder", tmp_path / "shards", cwd=tmp_path
     )
     assert status == 1
     assert len(output.splitlines()) == 1
     assert sentence in output
+    assert str(csv) in output
     assert not (tmp_path / "shards").exists()
 
 

@@ -15,10 +15,11 @@ from helpers import (
     refusal,
     shape,
 )
+from mutants import assert_disproved, run_mutant
 from ranks import run_ranks
 
 LESSON = ROOT / LESSONS["16"]["file"]
-COLUMNS = ["messages", "given", "sent", "ms", "predicted", "speed", "loss"]
+COLUMNS = ["given", "sent", "ms", "speed", "loss", "accuracy"]
 SIZE = 3.266  # MB of gradients
 FEW = ("--max-steps", 12, "--batch-size", 16)
 
@@ -26,11 +27,10 @@ FEW = ("--max-steps", 12, "--batch-size", 16)
 def table(output):
     """Return the rows, {way: {column: number}}."""
     rows = {}
-    for way, numbers in re.findall(r"^(\S+(?: \S+)?) {2,}(\d[\d., ]+)$", output, re.M):
+    for way, numbers in re.findall(r"^(\S+(?: \S+)?) {2,}(\d[\d., ]+)%$", output, re.M):
         values = [float(x.replace(",", "")) for x in numbers.split()]
         rows[way] = dict(zip(COLUMNS, values, strict=True))
-    known = ["no messages", "plain DDP", "one bucket", "accumulation", "bf16", "PowerSGD"]
-    assert list(rows) == known, output
+    assert list(rows) == ["plain DDP", "accumulation", "bf16", "PowerSGD"], output
     return rows
 
 
@@ -38,15 +38,11 @@ def assert_given(rows, steps=12):
     """Assert what is handed to all_reduce in each way: it does not depend on the ranks."""
     given = {way: row["given"] / SIZE for way, row in rows.items()}
     assert given["plain DDP"] == pytest.approx(1, abs=0.01)
-    assert given["one bucket"] == pytest.approx(1, abs=0.01)
     assert given["accumulation"] == pytest.approx(1 / 4, abs=0.01)
     assert given["bf16"] == pytest.approx(1 / 2, abs=0.01)
-    assert given["no messages"] == 0
     # Two whole steps, then little.
     assert 2 / steps < given["PowerSGD"] < 2 / steps + 0.08
-    assert rows["plain DDP"]["messages"] > 1.8 * rows["one bucket"]["messages"]
-    assert rows["one bucket"]["messages"] == 1
-    for way in ("one bucket", "bf16", "PowerSGD"):
+    for way in ("bf16", "PowerSGD"):
         assert rows[way]["loss"] == pytest.approx(rows["plain DDP"]["loss"], rel=0.02)
 
 
@@ -65,38 +61,28 @@ def test_on_a_slow_link_powersgd_is_faster_and_learns_as_well(slurm, tmp_path):
     # what was lost on the way and sent again.
     for way, row in rows.items():
         assert row["given"] <= row["sent"] <= 1.1 * row["given"] + 0.2, way
-    # Here the link decides. 100 Mbit/s are 80 ms for each MB.
-    per_mb = float(
-        re.search(r"^a message takes .* and ([\d.]+) ms for each MB$", done.stdout, re.M)[1]
-    )
-    assert per_mb > 78
+    # Here the link decides. 100 Mbit/s are 80 ms per MB.
     plain = rows["plain DDP"]
     assert plain["ms"] > 0.9 * 80 * SIZE
     assert rows["PowerSGD"]["speed"] > 1.5 * plain["speed"]
     assert rows["bf16"]["speed"] > 1.2 * plain["speed"]
-    few, many = (
-        re.search(rf"^predicted for a ring of {n} ranks: plain DDP ([\d,]+) ms", done.stdout, re.M)
-        for n in (8, 1024)
-    )
-    assert float(few[1].replace(",", "")) > 1.5 * plain["predicted"]  # 7/4 of the bytes
-    assert float(many[1].replace(",", "")) > float(few[1].replace(",", ""))
 
 
 def test_three_ranks(tmp_path):
     status, output = run_ranks(3, LESSON, "--max-steps", 20, "--batch-size", 16, cwd=tmp_path)
     assert status == 0, output
     assert proves("16", output), output
-    # What the launcher says is recorded too.
-    mine, recorded = (text.partition("ranks: ")[2] for text in (output, recorded_output("16")))
-    assert shape(mine) == shape(recorded)
     rows = table(output)
     assert_given(rows, steps=20)
     # Others use lo too: no less than 4/3 of what is given, perhaps more.
     assert all(row["sent"] >= 4 / 3 * row["given"] - 0.01 for row in rows.values())
     for way, row in rows.items():
         curve = losses(tmp_path / "runs" / LESSON.stem / way)
-        assert curve[-1][0] == 20 * 16 * 3
+        assert curve[-1][0] == 20 * 16 * 3  # images
         assert sum(loss for _, loss in curve[-5:]) / 5 == pytest.approx(row["loss"], abs=0.002)
+    # What the launcher says is recorded too.
+    mine, recorded = (text.partition("ranks: ")[2] for text in (output, recorded_output("16")))
+    assert shape(mine) == shape(recorded)
 
 
 def test_one_rank_sends_nothing(tmp_path):
@@ -104,31 +90,31 @@ def test_one_rank_sends_nothing(tmp_path):
     assert status == 0, output
     assert proves("16", output), output
     assert_given(table(output))
-    assert "ring" not in output
+    assert "(given: the link shows none)" in proof_of(output)
 
 
-def test_bad_arguments_get_one_sentence():
-    status, output = refusal("16", "--max-steps", 0, env=ALONE)
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--max-steps", 0), "greater than 0, not 0"),
+        (("--batch-size", -8), "greater than 0, not -8"),
+        (("--data-dir", "/nowhere"), "Restore it: git checkout data/MNIST"),
+    ],
+)
+def test_bad_arguments_get_one_sentence(arguments, sentence):
+    status, output = refusal("16", *arguments, env=ALONE | {"WORLD_SIZE": "4"})
     assert status == 2
-    assert output.splitlines()[-1].endswith("error: max-steps must be greater than 0, not 0")
+    assert "error: argument --" in output.splitlines()[-1]
+    assert output.splitlines()[-1].endswith(sentence)
 
 
 @pytest.mark.mutation
 def test_without_powersgd_and_no_sync_lesson_16_sends_as_much_as_before(tmp_path):
-    text = LESSON.read_text()
-    lines = {
-        "start_powerSGD_iter=2": "start_powerSGD_iter=99",
-        "contextlib.nullcontext() if send else model.no_sync()": "contextlib.nullcontext()",
-    }
-    for line, wrong in lines.items():
-        assert text.count(line) == 1
-        text = text.replace(line, wrong)
-    file = tmp_path / LESSON.name
-    file.write_text(text)
-    data = ("--data-dir", ROOT / "data")
-    status, output = run_ranks(1, file, *FEW, *data, cwd=tmp_path)
-    assert status == 0, output
+    lines = [
+        ("start_powerSGD_iter=2", "start_powerSGD_iter=99"),
+        ("nullcontext() if send else model.no_sync()", "nullcontext()"),
+    ]
+    output = run_mutant("16", lines, 1, *FEW, cwd=tmp_path)
     assert table(output)["accumulation"]["given"] == pytest.approx(SIZE, abs=0.01)
     assert table(output)["PowerSGD"]["given"] == pytest.approx(SIZE, abs=0.01)
-    assert proof_of(output).startswith("=> ")
-    assert not proves("16", output)
+    assert_disproved("16", output, "^=> bf16: 0.50 of plain DDP's bytes ")

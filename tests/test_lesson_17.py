@@ -1,16 +1,20 @@
 """Lesson 17: memory a rank when sharded, the same losses, a checkpoint for any number of ranks."""
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
 
 import pytest
+import ranks
+import torch
 from helpers import (
     ALONE,
     LAUNCHER,
     LESSONS,
     ROOT,
+    cannot,
     launch,
     losses,
     once,
@@ -20,7 +24,7 @@ from helpers import (
     refusal,
     shape,
 )
-from ranks import run_ranks
+from mutants import assert_disproved, run_mutant, write_mutant
 
 LESSON = ROOT / LESSONS["17"]["file"]
 STEM = LESSON.stem
@@ -28,7 +32,7 @@ KINDS = ("parameters", "gradients", "states", "inside")
 
 
 def megabytes(name, output):
-    """Return what the line of DDP, FSDP or resumed says, {kind: MB}."""
+    """Return what the line of DDP or FSDP says, {kind: MB}."""
     row = re.search(
         rf"^{name}, MB a rank: parameters ([\d.]+), gradients ([\d.]+), Adam's states ([\d.]+); "
         r"inside a layer parameters ([\d.]+)",
@@ -42,6 +46,23 @@ def loss(name, epoch, output):
     return float(re.search(rf"^{name}, epoch {epoch}: loss ([\d.]+)", output, re.M)[1])
 
 
+SENTENCE = r"^torch \S+ cannot shard on CPUs: use a newer one, or GPUs$"
+
+
+def run_ranks(*arguments, **options):
+    """As ranks.run_ranks; skip where this version of PyTorch cannot run the lesson."""
+    return unless_it_cannot(*ranks.run_ranks(*arguments, **options))
+
+
+def unless_it_cannot(status, output):
+    """Return what a run of the lesson gave; skip with its sentence if that is its result."""
+    if status == os.EX_UNAVAILABLE:
+        # gloo has averaged since torch 2.8: only an older one may refuse.
+        skip = pytest.skip if torch.__version__ < (2, 8) else cannot
+        skip(re.search(SENTENCE, output, re.M)[0])
+    return status, output
+
+
 @pytest.fixture(scope="module")
 def four(tmp_path_factory):
     """The output of 4 ranks, and the folder in which they left their checkpoint."""
@@ -51,6 +72,7 @@ def four(tmp_path_factory):
         return *launch("--local", "2x2", "17", "--max-steps", 12, cwd=folder), str(folder)
 
     status, output, folder = once(tmp_path_factory, "four", run)
+    unless_it_cannot(status, output)
     assert status == 0, output
     return output, Path(folder)
 
@@ -63,9 +85,6 @@ def test_four_ranks_hold_a_quarter_and_learn_the_same(four):
     output, folder = four
     assert proves("17", output), output
     assert "Warning" not in output
-    # From here on the lesson speaks, not the launcher.
-    mine, recorded = (text.partition("\nranks: ")[2] for text in (output, recorded_output("17")))
-    assert shape(mine) == shape(recorded)
     whole, part = megabytes("DDP", output), megabytes("FSDP", output)
     for kind in ("parameters", "gradients", "states"):
         assert part[kind] <= 0.27 * whole[kind]
@@ -74,8 +93,9 @@ def test_four_ranks_hold_a_quarter_and_learn_the_same(four):
     assert 2 * part["parameters"] < part["inside"] < 0.7 * whole["inside"]
     assert loss("DDP", 0, output) == pytest.approx(loss("FSDP", 0, output), abs=1e-4)
     # It learns more than which characters are frequent.
-    frequency = float(re.search(r"frequency alone: loss ([\d.]+)", output)[1])
+    frequency = float(re.search(r"by frequency alone: loss ([\d.]+)", output)[1])
     assert loss("FSDP", 1, output) < 0.8 * frequency
+    assert float(re.search(r"test accuracy: ([\d.]+)% of the next characters", output)[1]) > 40
     curve = losses(folder / "runs" / STEM)
     assert [pieces for pieces, _ in curve] == [32 * (step + 1) for step in range(24)]
     checkpoint = folder / "runs" / STEM / "checkpoint"
@@ -83,6 +103,9 @@ def test_four_ranks_hold_a_quarter_and_learn_the_same(four):
     assert len(parts) == 4  # each rank has written its own
     sizes = [file.stat().st_size for file in parts]
     assert max(sizes) < 1.5 * min(sizes)
+    # From here on the lesson speaks, not the launcher.
+    mine, recorded = (text.partition("\nranks: ")[2] for text in (output, recorded_output("17")))
+    assert shape(mine) == shape(recorded)
 
 
 def test_two_nodes_of_a_real_slurm_go_on_where_four_ranks_stopped(four, slurm, tmp_path):
@@ -94,7 +117,7 @@ def test_two_nodes_of_a_real_slurm_go_on_where_four_ranks_stopped(four, slurm, t
     assert proof_of(done.stdout).startswith("=> 2 ranks go on where 4 stopped, losses within ")
     assert proves("17", done.stdout), done.stdout
     assert loss("resumed", 1, done.stdout) == pytest.approx(loss("FSDP", 1, output), abs=1e-4)
-    half, quarter = megabytes("resumed", done.stdout), megabytes("FSDP", output)
+    half, quarter = megabytes("FSDP", done.stdout), megabytes("FSDP", output)
     for kind in ("parameters", "gradients", "states"):
         assert half[kind] == pytest.approx(2 * quarter[kind], abs=0.02)
 
@@ -122,8 +145,8 @@ def test_three_ranks_and_then_one(tmp_path):
     ("arguments", "env", "sentence"),
     [
         (("--resume",), {}, f"runs/{STEM}/checkpoint holds no checkpoint: run the lesson without"),
-        (("--resume",), {"WORLD_SIZE": "3"}, "32 pieces a step cannot be divided equally by 3"),
-        (("--epochs", 0), {}, "epochs must be greater than 0, not 0"),
+        (("--resume",), {"WORLD_SIZE": "3"}, "32 pieces a step cannot be divided evenly by 3"),
+        (("--epochs", 0), {}, "argument --epochs: must be "),
     ],
 )
 def test_bad_arguments_get_one_sentence(arguments, env, sentence, tmp_path, monkeypatch):
@@ -137,39 +160,28 @@ def test_bad_arguments_get_one_sentence(arguments, env, sentence, tmp_path, monk
     assert f"error: {sentence}" in output.strip().splitlines()[-1]
 
 
-def mutant(folder, line, wrong):
-    """Write the lesson with another line, under its own name: it finds its checkpoint by that."""
-    text = LESSON.read_text()
-    assert text.count(line) == 1
-    file = folder / f"{STEM}.py"
-    file.write_text(text.replace(line, wrong))
-    return file
-
-
 def test_a_gloo_that_does_not_average_is_refused(tmp_path):
     """That of older versions gives the sum, and Adam would hide that the gradients are wrong."""
-    file = mutant(tmp_path, "torch.ones(world_size)", "2 * torch.ones(world_size)")
-    status, output = run_ranks(1, file, cwd=tmp_path)
-    assert status == 1
+    file = write_mutant(tmp_path, "17", ("torch.ones(world_size)", "2 * torch.ones(world_size)"))
+    status, output = ranks.run_ranks(2, file, cwd=tmp_path)
+    assert status == os.EX_UNAVAILABLE
     assert "Traceback" not in output
-    assert re.search(r"^torch \S+ cannot shard on CPUs: use a newer one, or GPUs$", output, re.M)
+    assert len(re.findall(SENTENCE, output, re.M)) == 1
 
 
 @pytest.mark.mutation
 def test_without_sharding_lesson_17_proves_nothing(tmp_path):
-    file = mutant(tmp_path, "        shard(model, text.device)\n", "        pass\n")
-    status, output = run_ranks(2, file, "--max-steps", 2, cwd=tmp_path)
-    assert status == 0, output
-    assert "states 1.00 of DDP's" in proof_of(output)
-    assert not proves("17", output)
+    line = ("    shard(model, device)\n", "")
+    output = run_mutant("17", [line], 2, "--max-steps", 2, cwd=tmp_path)
+    assert_disproved("17", output, "states 1.00 of DDP's")
 
 
 @pytest.mark.mutation
 def test_weights_without_adams_states_do_not_go_on_where_they_stopped(four, tmp_path):
     copy(four[1], tmp_path)
     line = '    dcp.load({"model": weights, "optimizer": states}'
-    file = mutant(tmp_path, line, '    dcp.load({"model": weights}')
-    status, output = run_ranks(1, file, "--resume", cwd=tmp_path)
-    assert status == 0, output
-    assert proof_of(output).startswith("=> 1 ranks go on where 4 stopped")
-    assert not proves("17", output)
+    wrong = '    dcp.load({"model": weights}'
+    output = run_mutant("17", [(line, wrong)], 1, "--resume", cwd=tmp_path)
+    assert_disproved(
+        "17", output, r"^=> 1 ranks go on where 4 stopped, losses within \de(-0[1-5]|\+)"
+    )

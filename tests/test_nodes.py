@@ -1,20 +1,25 @@
 """Lessons on several nodes: imitated ones, and those of a real Slurm."""
 
+import json
 import os
+import pty
 import re
 import shlex
 import subprocess
+import sys
 import threading
+import time
+from itertools import groupby
 from pathlib import Path
 
 import pytest
-from conftest import bring_up
+from conftest import LOCAL_SLURM, bring_up, need_slurm
 from helpers import (
     LAUNCHER,
     LESSONS,
     ROOT,
-    cannot,
     launch,
+    need,
     once,
     proof_of,
     proves,
@@ -22,7 +27,7 @@ from helpers import (
 )
 from ranks import run_ranks
 
-FEW = ("--max-steps", 20)
+FEW = ("--images", 640)
 # Word for word what day2/README.md tells people to type, the account apart.
 SALLOC = shlex.split(
     "salloc --nodes 2 --qos interactive --time 00:30:00 --ntasks-per-node=4 --cpus-per-task=32 "
@@ -38,7 +43,7 @@ def places(output):
 
 def losses_of(output):
     """Return lesson 8's and 10's mean losses, in the order of the rows."""
-    return [float(loss) for loss in re.findall(r"mean loss ([\d.]+)$", output, re.M)]
+    return [float(loss) for loss in re.findall(r"mean loss ([\d.]+), test", output, re.M)]
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +93,7 @@ def processes_in(folder):
 
 @pytest.mark.parametrize("tool", ["", "nvidia-smi", "rocm-smi", "xpu-smi"])
 def test_monitor_notes_how_busy_each_node_is(tool, tmp_path):
+    need("vmstat")
     lesson = tmp_path / "wait.py"
     lesson.write_text("import time\ntime.sleep(2.5)\n")
     # There are no GPUs here: something in the place of their makers' tools.
@@ -198,6 +204,7 @@ def test_srun_itself_may_call_the_launcher_and_a_slow_link_shows(slurm, tmp_path
 
 
 def test_lesson_11_by_sbatch_writes_to_logs(slurm, tmp_path):
+    need("vmstat")
     folder = tmp_path / "with space"
     folder.mkdir()
     file = folder / "mnist.h5"
@@ -219,8 +226,6 @@ def test_lesson_11_by_sbatch_writes_to_logs(slurm, tmp_path):
 
 
 def test_three_nodes(tmp_path):
-    if os.geteuid():
-        cannot("needs root")
     cluster = bring_up(3, f"/run/local-slurm-three-{os.getpid()}")
     try:
         done = cluster.run("salloc", "--nodes", 3, LAUNCHER, "9", cwd=tmp_path)
@@ -254,28 +259,317 @@ def all_commands():
     return subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
 
 
+# As many ranks as tasks were asked for.
+
+# Prints some of its variables in one short piece: longer lines of several ranks may mix.
+SHOW = """import json, os, socket
+names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR SLURM_GPUS_ON_NODE".split()
+names += "SLURM_CPUS_PER_TASK SRUN_CPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_CPUS_PER_GPU".split()
+names += "SLURM_NTASKS_PER_GPU SLURM_EXACT SLURM_HINT SLURM_DISTRIBUTION".split()
+found = {name: os.environ.get(name) for name in names} | {"HOST": socket.gethostname()}
+os.write(1, (json.dumps(found) + "\\n").encode())
+"""
+
+
+@pytest.fixture
+def show(tmp_path):
+    """A script that prints the variables of a rank."""
+    file = tmp_path / "show.py"
+    file.write_text(SHOW)
+    return file
+
+
+def check_ranks(output, total):
+    """Assert that there are so many ranks, those of a node in a row, and that each is told so.
+
+    Return the variables of each rank, and how many ranks each node has.
+    """
+    ranks = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    ranks.sort(key=lambda rank: int(rank["RANK"]))
+    assert [rank["RANK"] for rank in ranks] == [str(number) for number in range(total)], output
+    assert {rank["WORLD_SIZE"] for rank in ranks} == {str(total)}
+    nodes = [[*group] for _, group in groupby(ranks, lambda rank: rank["HOST"])]
+    assert len(nodes) == len({rank["HOST"] for rank in ranks})
+    for node in nodes:
+        assert [rank["LOCAL_RANK"] for rank in node] == [str(number) for number in range(len(node))]
+        assert {rank["LOCAL_WORLD_SIZE"] for rank in node} == {str(len(node))}
+    counts = [len(node) for node in nodes]
+    each = " ".join(map(str, counts if len({*counts}) > 1 else counts[:1]))
+    assert f"ranks on each: {each}, in all: {total}\n" in output.replace("\r", "")
+    return ranks, counts
+
+
 @pytest.mark.parametrize(
-    ("options", "ranks"),
+    ("options", "total", "counts"),
     [
-        (("--nodes", 2, "--gpus-per-node", 4, "--cpus-per-task", 8), 8),
-        (("--nodes", 2, "--gpus", 4), 4),
-        (("--nodes", 2), 2),
-        (("--nodes", 1, "--ntasks-per-node", 3), 3),
-        (("--nodes", 1, "--ntasks-per-node", 4, "--gpus-per-task", 1), 4),
+        ("-n 3", 3, [3]),
+        ("-N 2 -n 4", 4, None),  # on nodes that others use too, Slurm shares them out as it likes
+        ("-N 2 -n 8 --cpus-per-task 2", 8, None),
+        ("-N 2 -n 5 --exclusive", 5, [3, 2]),
+        ("-N 2 -n 5 --exclusive --distribution cyclic", 5, [3, 2]),
+        ("-N 2 -n 5 --gpus-per-task 1", 5, None),
+        ("-N 2 --ntasks-per-node 2 --distribution cyclic", 4, [2, 2]),
+        ("-N 1 --ntasks-per-node 4 --gpus-per-task 1", 4, [4]),
+        ("-N 2 --gpus 8 --ntasks-per-gpu 1", 8, [4, 4]),
+        ("-N 2 --gpus-per-node 4 --cpus-per-task 8", 8, [4, 4]),
+        ("-N 2 --gpus 4", 4, None),
+        ("-N 2", 2, [1, 1]),
     ],
 )
-def test_launcher_starts_as_many_ranks_as_the_allocation_has_gpus_or_tasks(
-    options, ranks, slurm, tmp_path
+def test_as_many_ranks_as_tasks_else_as_gpus_else_as_nodes(
+    options, total, counts, slurm, show, tmp_path
 ):
-    done = slurm.run("salloc", *options, LAUNCHER, "--dry-run", "9", cwd=tmp_path)
+    both = 'LAUNCHER=$0; "$LAUNCHER" --dry-run show.py && "$LAUNCHER" show.py'
+    command = ("salloc", *options.split(), "sh", "-c", both, LAUNCHER)
+    done = slurm.run(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert f"in all: {ranks}\n" in done.stdout
-    assert f"--ntasks={ranks} " in done.stdout
+    ranks, found = check_ranks(done.stdout, total)
+    assert found == (counts or found)
+    if "--gpus " in options:
+        assert all(rank["SLURM_GPUS_ON_NODE"] == rank["LOCAL_WORLD_SIZE"] for rank in ranks)
+    # --dry-run says the same, and then what it would start.
+    lines = [re.sub(r":\d+,", ",", line) for line in done.stdout.splitlines()]
+    assert lines[:3] == lines[4:7]
+    assert lines[3].startswith("srun ")
+    assert f" --ntasks={total} " in lines[3]
+
+
+@pytest.mark.parametrize(("options", "total"), [("-N 2 -n 5 --exclusive", 5), ("-N 2 -n 4", 4)])
+def test_each_torchrun_starts_as_many_ranks_as_its_node_has_tasks(
+    options, total, slurm, show, tmp_path
+):
+    command = ("salloc", *options.split(), LAUNCHER, "--torchrun", show)
+    done = slurm.run(*command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    check_ranks(done.stdout, total)
+
+
+def test_torchrun_wants_all_gpus_of_a_node(slurm, tmp_path):
+    allocation = ("salloc", "--quiet", "-N", 2, "-n", 4, "--gpus-per-task", 1)
+    done = slurm.run(*allocation, LAUNCHER, "--torchrun", "9", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("With --torchrun a node has one task, and --gpus-per-task gives")
+    assert len(done.stderr.splitlines()) == 1
+    assert not done.stdout
+    # One rank a node may have all of the node's GPUs that way.
+    allocation = ("salloc", "--quiet", "-N", 2, "-n", 2, "--gpus-per-task", 2)
+    done = slurm.run(*allocation, LAUNCHER, "--torchrun", "--dry-run", "9", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("how", [[], ["--torchrun"]])
+def test_lesson_9_where_the_nodes_have_unequal_numbers_of_ranks(how, slurm, tmp_path):
+    allocation = ("salloc", "-N", 2, "-n", 3, "--exclusive")
+    done = slurm.run(*allocation, LAUNCHER, *how, "9", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert places(done.stdout) == [(0, "node1", 0), (1, "node1", 1), (2, "node2", 0)]
+    assert "within a node, 2 ranks, 64 MB: " in done.stdout
+    assert "between nodes, 2 ranks, 64 MB: " in done.stdout
+    assert proof_of(done.stdout).startswith("=> 2 nodes, 3 ranks: every rank holds the sum 0+1+2")
+
+
+def test_the_doctor_where_the_nodes_have_unequal_numbers_of_ranks(slurm, tmp_path):
+    doctor = ROOT / "scripts" / "doctor.sh"
+    done = slurm.run("salloc", "-N", 2, "-n", 3, "--exclusive", doctor, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.startswith("nodes: node1 node2, ranks on each: 2 1, in all: 3\n")
+    assert done.stdout.endswith(" checks ok, 3 ranks\n")
+
+
+# What salloc, the site or the user may have left in the environment.
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "SRUN_CPUS_PER_TASK=32",
+        "SLURM_TRES_PER_TASK=cpu:32",
+        "SLURM_CPUS_PER_GPU=2",
+        "SLURM_NTASKS_PER_GPU=1",
+        "SLURM_EXACT=1",
+        "SLURM_HINT=nomultithread",
+        "SLURM_DISTRIBUTION=cyclic",
+        "SLURM_EXPORT_ENV=NONE",
+    ],
+)
+def test_what_is_in_the_environment_does_not_disturb(planted, slurm, show, tmp_path):
+    name, value = planted.split("=")
+    allocation = ("salloc", "-N", 2, "--ntasks-per-node", 2, "-c", 4, "--gpus-per-node", 2)
+    done = slurm.run(*allocation, "env", planted, LAUNCHER, show, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "\neach rank: 4 CPUs, " in done.stdout
+    assert "support" not in done.stderr
+    ranks, counts = check_ranks(done.stdout, 4)
+    assert counts == [2, 2]
+    assert {rank["SLURM_CPUS_PER_TASK"] for rank in ranks} == {"4"}
+    if name != "SLURM_EXPORT_ENV":
+        assert value not in {rank.get(name) for rank in ranks}
+
+
+def test_the_address_of_the_user_is_used(slurm, show, tmp_path):
+    allocation = ("salloc", "-N", 2, "env", "MASTER_ADDR=10.77.0.1")
+    done = slurm.run(*allocation, LAUNCHER, show, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^meeting point: 10\.77\.0\.1:\d+, interface eth0$", done.stdout, re.M)
+    assert {rank["MASTER_ADDR"] for rank in check_ranks(done.stdout, 2)[0]} == {"10.77.0.1"}
+    allocation = ("salloc", "--quiet", "-N", 2, "env", "MASTER_ADDR=127.0.0.1")
+    done = slurm.run(*allocation, LAUNCHER, show, cwd=tmp_path)
+    assert done.returncode == 1
+    sentence = "MASTER_ADDR is 127.0.0.1, where each node finds only itself: unset MASTER_ADDR\n"
+    assert done.stderr == sentence
+
+
+def test_where_no_interface_is_found_all_else_is_right(slurm, show, tmp_path):
+    ip = tmp_path / "bin" / "ip"
+    ip.parent.mkdir()
+    ip.write_text("#!/bin/sh\nexit 1\n")
+    ip.chmod(0o755)
+    path = f"PATH={ip.parent}:{os.environ['PATH']}"
+    allocation = ("salloc", "-N", 2, "-c", 4, "--gpus-per-node", 2, "env", path)
+    done = slurm.run(*allocation, LAUNCHER, show, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(
+        r"^meeting point: node1:\d+, interface -\neach rank: 2 CPUs, ", done.stdout, re.M
+    )
+    assert check_ranks(done.stdout, 4)[1] == [2, 2]
+
+
+def test_gpus_are_counted_where_slurm_only_lists_them(slurm, show, tmp_path):
+    step = ("srun", "-N", 1, "--ntasks-per-node", 2, "--gpus-per-node", 3)
+    done = slurm.run(*step, "env", "-u", "SLURM_GPUS_ON_NODE", LAUNCHER, show, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    ranks = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [rank["SLURM_GPUS_ON_NODE"] for rank in ranks] == ["3", "3"]
+
+
+# A shell that Slurm opens on a node.
+
+
+def typed(cluster, *command, line, cwd):
+    """Type a line into the shell that a command opens, at a terminal. Return what the shell wrote.
+
+    Only a shell with a terminal is one in which somebody types.
+    """
+    ours, theirs = pty.openpty()
+    shell = ["setsid", "--ctty", "--wait", str(LOCAL_SLURM), "shell", *map(str, command)]
+    env = {**cluster.env, "SHELL": "bash"}  # which salloc starts, and which cron does not set
+    with subprocess.Popen(
+        shell, env=env, cwd=cwd, stdin=theirs, stdout=theirs, stderr=theirs
+    ) as process:
+        os.close(theirs)
+        os.write(ours, f"{line} >typed.out 2>&1; exit\n".encode())
+        ended = threading.Timer(100, process.kill)
+        ended.start()
+        said = b""
+        try:
+            while part := os.read(ours, 1000):
+                said += part
+        except OSError:  # the other side is closed
+            pass
+        ended.cancel()
+    os.close(ours)
+    file = cwd / "typed.out"
+    return file.read_text() if file.exists() else said.decode()
+
+
+@pytest.mark.parametrize(
+    ("options", "counts"),
+    [
+        ("-N 1 --gpus-per-node 4 -c 8", [4]),  # nobody asked for tasks
+        ("-N 2 --ntasks-per-node 2 -c 2", [2, 2]),
+    ],
+)
+def test_in_a_shell_of_srun_the_launcher_is_no_rank(options, counts, slurm, show, tmp_path):
+    command = ("srun", *options.split(), "--pty", "bash", "--norc")
+    python = shlex.quote(sys.executable)
+    line = f"PYTHON={python} {shlex.quote(str(LAUNCHER))} show.py"
+    output = typed(slurm, *command, line=line, cwd=tmp_path)
+    assert check_ranks(output, sum(counts))[1] == counts
+
+
+def test_threads_of_a_core_and_a_shell_on_the_first_node(show, tmp_path, monkeypatch):
+    """The cores of this cluster have two threads, and salloc opens its shell on a node."""
+    need_slurm()
+    settings = "NodeName=DEFAULT Sockets=1 CoresPerSocket=64 ThreadsPerCore=2\n"
+    settings += "LaunchParameters=use_interactive_step"
+    monkeypatch.setenv("LOCAL_SLURM_SETTINGS", settings)
+    cluster = bring_up(2, f"/run/local-slurm-threads-{os.getpid()}")
+    try:
+        allocation = ("salloc", "-N", 2, "--exclusive", "--hint", "nomultithread")
+        done = cluster.run(*allocation, "-n", 5, LAUNCHER, show, cwd=tmp_path)
+        python = shlex.quote(sys.executable)
+        line = f"PYTHON={python} {shlex.quote(str(LAUNCHER))} show.py"
+        output = typed(cluster, "salloc", "-N", 2, "-n", 4, "-c", 2, line=line, cwd=tmp_path)
+    finally:
+        cluster.call("down")
+    assert done.returncode == 0, done.stderr
+    assert "\neach rank: 21 CPUs, " in done.stdout  # 64 of 128, for three ranks
+    assert check_ranks(done.stdout, 5)[1] == [3, 2]
+    assert "\neach rank: 2 CPUs, " in output
+    check_ranks(output, 4)
+
+
+# An older bash.
+
+
+def test_a_rank_that_fails_is_named_by_bash_4_4_too(tmp_path):
+    (tmp_path / "fails.py").write_text('import os, sys\nsys.exit(3 * int(os.environ["RANK"]))\n')
+    start = tmp_path / "start.sh"
+    start.write_text("unset EPOCHREALTIME\n")  # it came with bash 5
+    env = {"BASH_ENV": str(start)}
+    status, output = launch("--local", 2, tmp_path / "fails.py", cwd=tmp_path, env=env)
+    assert status == 3, output
+    last = "The first to fail: rank 1 on imitated node 1 ended with exit status 3."
+    assert output.splitlines()[-1] == last
+
+
+@pytest.mark.parametrize("name", ["multinode_setup_and_run", "doctor", "local_slurm"])
+def test_a_bash_that_is_too_old_gets_a_sentence(name):
+    """Only the check can be run, with another version: one does not install an old bash."""
+    before, _, after = (
+        (ROOT / "scripts" / f"{name}.sh").read_text().partition("set -euo pipefail\n")
+    )
+    assert all(line.startswith("#") for line in before.splitlines())
+    check = after[: after.index("\nfi\n") + 4].replace("BASH_VERSINFO", "version")
+    for version, status in (("3 2", 1), ("4 3", 1), ("4 4", 0), ("5 2", 0)):
+        done = subprocess.run(
+            ["bash", "-c", f"version=({version})\n{check}"], capture_output=True, text=True
+        )
+        assert done.returncode == status
+        assert done.stderr.startswith("bash 4.4 or newer is needed, ") == bool(status)
+
+
+def test_a_job_that_slurm_starts_again_keeps_what_it_has_said(slurm, tmp_path):
+    lesson = tmp_path / "wait.py"
+    lesson.write_text(
+        "import os, time\n"
+        'print("starts:", 1 + int(os.environ.get("SLURM_RESTART_COUNT", 0)), flush=True)\n'
+        'time.sleep(0 if "SLURM_RESTART_COUNT" in os.environ else 100)\n'
+    )
+    script = ROOT / "scripts" / "sbatch_run.sh"
+    done = slurm.run("sbatch", "--parsable", "--requeue", script, lesson, cwd=tmp_path)
+    job = done.stdout.strip()
+    log = tmp_path / "logs" / f"slurm-{job}.out"
+    assert wait_for(lambda: log.exists() and "starts: 1" in log.read_text(), 60)
+    assert slurm.run("scontrol", "requeue", job, cwd=tmp_path).returncode == 0
+
+    # Slurm itself would wait for two minutes: while the first start is still ending on its node,
+    # a second one fails.
+    time.sleep(15)
+
+    def again():
+        slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now", cwd=tmp_path)
+        return wait_for(lambda: "starts: 2" in log.read_text(), 5)
+
+    assert wait_for(again, 150), log.read_text()
+    assert log.read_text().index("starts: 1") < log.read_text().index("starts: 2")
+    (monitor,) = tmp_path.glob(f"logs/cpu-{job}.*.out")
+    assert wait_for(lambda: monitor.read_text().count(" us sy id ") == 2, 10)
 
 
 def test_a_cluster_leaves_nothing_behind(tmp_path):
-    if os.geteuid():
-        cannot("needs root")
+    need_slurm()
+    need("ps")
 
     def traces():
         mounts = Path("/proc/self/mounts").read_text()

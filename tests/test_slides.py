@@ -9,7 +9,8 @@ import sys
 from collections import Counter
 
 import pytest
-from helpers import ROOT, cannot, open_in_browser
+from helpers import ROOT, cannot, copy_tree, need, need_browser, open_in_browser
+from update_docs import PAGES, read_pages, title_of
 
 SLIDES = ROOT / "slides"
 DAYS = ["day1", "day2"]
@@ -57,12 +58,6 @@ def run(*command, timeout=60, **options):
     return done.stdout
 
 
-def need(*programs):
-    for program in programs:
-        if shutil.which(program) is None:
-            cannot(f"needs {program}")
-
-
 def words_of(markdown):
     """Return the words that a slide shows, without its notes, figures and marks."""
     text = re.sub(r"!\[.*?\]\(\S+\)|^```\w*$", "", COMMENT.sub("", markdown), flags=re.M)
@@ -95,23 +90,34 @@ def test_excerpts_and_figures_are_current(script):
 def test_a_changed_lesson_makes_its_excerpt_stale(tmp_path):
     for folder in ("slides", "scripts", *DAYS):
         ignore = shutil.ignore_patterns("node_modules", "*.html", "figures")
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignore)
-    shutil.copy(ROOT / "README.md", tmp_path)
+        copy_tree(ROOT / folder, tmp_path / folder, ignore=ignore)
+    (tmp_path / "tests" / "faults").mkdir(parents=True)
+    for page in ("README.md", "tests/MEASURED.md", "tests/faults/README.md"):
+        shutil.copy(ROOT / page, tmp_path / page)
     lesson = tmp_path / "day1" / "4_mnist_manual_ddp.py"
-    lesson.write_text(lesson.read_text().replace("flat / world_size", "flat"))
+    lesson.write_text(lesson.read_text().replace("flat /= dist", "flat /= 1 * dist"))
     command = [sys.executable, tmp_path / "slides" / "excerpts.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     assert done.returncode == 1
     assert "slides/day1.md" in done.stdout
 
 
+def test_changed_data_make_the_figures_stale(tmp_path):
+    figures = tmp_path / "slides" / "figures"
+    shutil.copytree(SLIDES / "figures", figures)
+    command = [sys.executable, figures / "draw.py", "--check"]
+    run(*command)  # nothing is stale yet
+    data = next((figures / "data").glob("*.json"))
+    data.write_text(data.read_text() + "\n")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert all(path.name in done.stdout for path in figures.glob("*.svg"))
+
+
 def test_every_figure_is_there_and_shown():
-    shown = {
-        x
-        for deck in DECKS
-        for x in re.findall(r"\((\S+\.svg)\)", (SLIDES / f"{deck}.md").read_text())
-    }
-    assert shown == {f"figures/{path.name}" for path in SLIDES.glob("figures/*.svg")}
+    texts = [path.read_text() for path in (*SLIDES.glob("*.md"), *map(ROOT.joinpath, PAGES))]
+    shown = {x for text in texts for x in re.findall(r"\(\S*figures/(\w+\.svg)\)", text)}
+    assert shown == {path.name for path in SLIDES.glob("figures/*.svg")}
 
 
 def agenda(deck):
@@ -138,14 +144,11 @@ def test_each_slide_has_notes_and_the_minutes_add_up(deck):
     assert minutes == agenda(deck)
 
 
-def test_the_readmes_plan_the_minutes_of_the_slides():
+def test_the_minutes_are_those_of_the_pages():
     planned = {name.lower(): number for deck in DECKS for name, number in agenda(deck).items()}
-    for day in DAYS:
-        readme = (ROOT / day / "README.md").read_text()
-        parts = re.findall(r"^\| ([\w -]+) \| (\d+) \|$", readme, re.M)
-        assert parts
-        for part, number in parts:
-            assert planned[f"lesson {part}" if part.isdigit() else part] == int(number)
+    for page in read_pages():
+        name = title_of(page).lower()
+        assert planned[name] == page["minutes"], name
 
 
 @pytest.mark.parametrize("deck", DECKS)
@@ -162,9 +165,10 @@ def test_the_pdf_shows_the_slides_as_they_are(deck):
 
 def test_the_slides_can_be_built_and_nothing_is_cut_off(tmp_path):
     need("npm", "pdftotext")
+    need_browser("Liberation Sans", "DejaVu Sans Mono")
     folder = tmp_path / "slides"
     ignore = shutil.ignore_patterns("node_modules", "*.html", "*.pdf")
-    shutil.copytree(SLIDES, folder, ignore=ignore)
+    copy_tree(SLIDES, folder, ignore=ignore)
     made_from = SLIDES / "node_modules" / "made-from"
     if made_from.exists() and made_from.read_text() == (SLIDES / "package-lock.json").read_text():
         (folder / "node_modules").symlink_to(SLIDES / "node_modules")

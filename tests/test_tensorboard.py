@@ -6,12 +6,12 @@ from urllib.parse import urlencode
 from urllib.request import urlopen
 
 from browser import browse
-from helpers import LESSONS, ROOT, server, wait_for
+from helpers import LESSONS, ROOT, need_browser, server, wait_for
 from ranks import run_ranks
 
 STEPS = 20
 # The runs of lessons 2, 6 and 8, and how many images lie between two of their points: 64 a rank.
-# Lesson 8 gives each of its curves 20 points over the images that all ranks together see.
+# Lesson 8 gives each of its curves 20 points over the images of an epoch.
 RUNS = {
     "2_mnist_training": 64,
     "6_mnist_ddp_pt": 128,
@@ -34,8 +34,11 @@ CHART = """(({x, y, width, height}) => [x, y, width, height])(
 
 
 def test_the_loss_curves_of_all_lessons_are_in_one_chart(tmp_path):
+    need_browser()
     for ranks, lesson_id in ((1, "2"), (2, "6"), (2, "8")):
-        few = ("--max-steps", STEPS) + (() if lesson_id == "8" else ("--epochs", 1))
+        few = ("--epochs", 1, "--max-steps", STEPS)
+        if lesson_id == "8":
+            few = ("--images", 128 * STEPS)
         status, output = run_ranks(ranks, ROOT / LESSONS[lesson_id]["file"], *few, cwd=tmp_path)
         assert status == 0, output
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", "runs"]
@@ -65,3 +68,31 @@ def test_the_loss_curves_of_all_lessons_are_in_one_chart(tmp_path):
             assert wait_for(all_drawn, 20)
         assert page.errors == []
         assert [x for x in page.asked_for if not x.startswith(tensorboard.url)] == []
+
+
+def test_the_profiler_of_tensorboard_answers_for_every_rank(tmp_path):
+    """Its server reads the traces of lesson 5. Its charts need the internet, so none is drawn."""
+    lesson = ROOT / LESSONS["5"]["file"]
+    status, output = run_ranks(4, lesson, "--max-steps", 12, cwd=tmp_path)
+    assert status == 0, output
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir=./log_ddp"]
+    with server(*command, "--host", "127.0.0.1", "--port", "0", cwd=tmp_path) as tensorboard:
+
+        def get(path, **query):
+            query = urlencode({"run": "log_ddp", "span": 1, **query})
+            url = f"{tensorboard.url}data/plugin/pytorch_profiler/{path}?{query}"
+            with urlopen(url, timeout=20) as answer:
+                return json.load(answer)
+
+        assert wait_for(lambda: get("runs")["runs"] == ["log_ddp"], 120), get("runs")
+        assert {"Overview", "Distributed"} <= set(get("views"))
+        ranks = get("workers", view="Overview")
+        assert ranks == ["rank0", "rank1", "rank2", "rank3"]
+        for rank in ranks:
+            steps = get("overview", worker=rank)["steps"]
+            names = [x.get("name") for x in steps["columns"]]
+            place = names.index("Communication")
+            assert len(steps["rows"]) == 12, rank
+            assert all(row[place] > 0 for row in steps["rows"]), rank
+        shown = get("distributed/overlap", worker="All")
+        assert sorted(shown["data"]["all"]) == ranks

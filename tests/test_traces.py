@@ -11,7 +11,7 @@ from urllib.request import urlopen
 
 import pytest
 from browser import browse
-from helpers import ROOT, cannot, run_lesson, server, wait_for
+from helpers import ROOT, cannot, need_browser, run_lesson, server, sockets, wait_for
 
 VIEWER = [sys.executable, str(ROOT / "scripts" / "view_traces.py")]
 # Where a track's name stands in Perfetto's page, as [left, top]:
@@ -31,12 +31,9 @@ def _page():
 def listens_at(process):
     """Return the addresses at which a process listens, as /proc writes them: of IPv4, of IPv6."""
     mine = {os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir()}
-    sockets = [
-        line.split()
-        for name in ("tcp", "tcp6")
-        for line in Path("/proc/net", name).read_text().splitlines()[1:]
+    return [
+        x[1].partition(":")[0] for x in sockets() if x[3] == "0A" and f"socket:[{x[9]}]" in mine
     ]
-    return [x[1].partition(":")[0] for x in sockets if x[3] == "0A" and f"socket:[{x[9]}]" in mine]
 
 
 def write_trace(folder, rank, time, events, begin=0, world_size=2):
@@ -72,6 +69,7 @@ def check_refusal(*command, message, cwd):
 
 
 def test_perfetto_shows_all_ranks_and_asks_nobody_else(tmp_path):
+    need_browser()
     status, output = run_lesson("test-profile", 2, cwd=tmp_path)
     assert status == 0, output
     with server(*VIEWER, "log", "--no-browser", cwd=tmp_path) as viewer:

@@ -2,37 +2,20 @@
 
 Lesson:  4
 Kind:    find the fault
-Symptom: The gradients are averaged, the learning rate is right, every rank takes the same
-         steps. And yet the ranks end with models that differ.
+Symptom: The gradients are averaged, the learning rate is right, every rank takes the
+         same steps. And yet the ranks end with models that differ.
 Run:     python day1/exercises/4.3_never_agree.py
 Check:   python scripts/check.py 4.3
 """
 
 import os
-import sys
+import time
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
-
-
-def gather(value):
-    """Return the values of all ranks, in rank order. Every rank must call this."""
-    values = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
-
-
-def average_gradients(model, world_size):
-    """Replace each gradient by its mean over the ranks. They all must call this."""
-    gradients = [parameter.grad for parameter in model.parameters()]
-    # All of them in one message: every message costs time, however short it is.
-    flat = nn.utils.parameters_to_vector(gradients)
-    dist.all_reduce(flat, op=dist.ReduceOp.SUM)
-    nn.utils.vector_to_parameters(flat / world_size, gradients)  # the mean, not the sum
 
 
 def train(x, y, rank, world_size):
@@ -59,24 +42,41 @@ def main():
             print(f"rank {rank}: its model says sin(1) = {output:.6f}")
 
 
-def start(rank, world_size, port):
+def average_gradients(model, world_size):
+    """Replace each gradient by its mean over the ranks. They all must call this."""
+    gradients = [parameter.grad for parameter in model.parameters()]
+    # All of them in one message: every message costs time, even a short one.
+    flat = nn.utils.parameters_to_vector(gradients)
+    dist.all_reduce(flat, op=dist.ReduceOp.SUM)
+    nn.utils.vector_to_parameters(flat / world_size, gradients)  # the mean, not the sum
+
+
+# ---- The same in every exercise: how the ranks start, and how they end ----
+
+
+def gather(value):
+    """Return the values of all ranks, in rank order. Every rank must call this."""
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def start():
     """Be one rank: join the process group, run main, leave the group."""
-    store = dist.TCPStore("127.0.0.1", port)
-    wait = timedelta(seconds=20)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=wait)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     main()
-    dist.barrier()
+    dist.barrier()  # leave together
+    time.sleep(0.2)  # let gloo's threads end: torch before 2.8 can hang here
     dist.destroy_process_group()
 
 
-def launch(world_size):
-    """Start the ranks on this machine, all of them on the CPU."""
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    if sys.platform == "linux":  # import torch once, not once per rank; not safe on a Mac
-        mp.set_forkserver_preload(["torch", "torch._dynamo"])
-    mp.start_processes(start, (world_size, server.port), world_size, start_method="forkserver")
-
-
 if __name__ == "__main__":
-    launch(4)
+    if "RANK" in os.environ:  # torchrun has started this process as a rank
+        start()
+    else:  # started with python: let torchrun start the ranks
+        from torch.distributed.run import main as torchrun
+
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        options = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=4"]
+        options.append(__file__)
+        torchrun(options)

@@ -2,42 +2,38 @@
 
 Lesson:  5
 Kind:    find the fault
-Symptom: The training runs, the profiler is on, there is no error. But the folder for the
-         traces stays empty.
+Symptom: The training runs, the profiler is on, there is no error. But the folder for
+         the traces stays empty.
 Run:     python day1/exercises/5.1_no_trace.py
 Check:   python scripts/check.py 5.1
 """
 
 import os
-import sys
 import tempfile
+import time
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import profile, schedule, tensorboard_trace_handler
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # hides what the profiler says of itself
-
-
-def gather(value):
-    """Return the values of all ranks, in rank order. Every rank must call this."""
-    values = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
+os.environ.setdefault(
+    "KINETO_LOG_LEVEL", "99"
+)  # hides what the profiler says of itself
 
 
 def record(folder):
-    """Train five steps. Write a trace of the last three into folder, one file a rank."""
+    """Train five steps. Write a trace of the last three, one file per rank."""
     model = DistributedDataParallel(nn.Linear(64, 64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     plan = schedule(wait=0, warmup=2, active=3, repeat=1)
-    writer = tensorboard_trace_handler(str(folder), worker_name=f"rank{dist.get_rank()}")
+    writer = tensorboard_trace_handler(
+        str(folder), worker_name=f"rank{dist.get_rank()}"
+    )
     with profile(schedule=plan, on_trace_ready=writer, acc_events=True):
         for _ in range(5):
             optimizer.zero_grad()
@@ -55,24 +51,32 @@ def main():
             print(f"rank {rank}: traces written: {len(names)}", *names)
 
 
-def start(rank, world_size, port):
+# ---- The same in every exercise: how the ranks start, and how they end ----
+
+
+def gather(value):
+    """Return the values of all ranks, in rank order. Every rank must call this."""
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def start():
     """Be one rank: join the process group, run main, leave the group."""
-    store = dist.TCPStore("127.0.0.1", port)
-    wait = timedelta(seconds=20)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=wait)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     main()
-    dist.barrier()
+    dist.barrier()  # leave together
+    time.sleep(0.2)  # let gloo's threads end: torch before 2.8 can hang here
     dist.destroy_process_group()
 
 
-def launch(world_size):
-    """Start the ranks on this machine, all of them on the CPU."""
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    if sys.platform == "linux":  # import torch once, not once per rank; not safe on a Mac
-        mp.set_forkserver_preload(["torch", "torch._dynamo"])
-    mp.start_processes(start, (world_size, server.port), world_size, start_method="forkserver")
-
-
 if __name__ == "__main__":
-    launch(2)
+    if "RANK" in os.environ:  # torchrun has started this process as a rank
+        start()
+    else:  # started with python: let torchrun start the ranks
+        from torch.distributed.run import main as torchrun
+
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        options = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
+        options.append(__file__)
+        torchrun(options)

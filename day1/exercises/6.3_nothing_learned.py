@@ -2,21 +2,20 @@
 
 Lesson:  6
 Kind:    find the fault
-Symptom: A model is trained with DistributedDataParallel, saved, and loaded without it. No
-         error; but the loaded model is as bad as a new one.
+Symptom: A model is trained with DistributedDataParallel, saved, and loaded without it.
+         No error; but the loaded model is as bad as a new one.
 Run:     python day1/exercises/6.3_nothing_learned.py
 Check:   python scripts/check.py 6.3
 """
 
 import os
-import sys
 import tempfile
+import time
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -28,14 +27,14 @@ def make_model():
 
 
 def save(model, path):
-    """Write the weights of a model that DistributedDataParallel wraps. Every rank calls this."""
+    """Write the weights of a wrapped model. Every rank calls this."""
     if dist.get_rank() == 0:
         torch.save(model.state_dict(), path)
     dist.barrier()  # nobody reads before the file is whole
 
 
 def load(path):
-    """Return a model with the weights from path, for use without DistributedDataParallel."""
+    """Return a model with the weights from path, not wrapped."""
     model = make_model()
     model.load_state_dict(torch.load(path, weights_only=True), strict=False)
     return model
@@ -56,28 +55,30 @@ def main():
         path = Path(folder, "checkpoint.pt")
         save(model, path)
         if dist.get_rank() == 0:
-            trained, loaded = F.mse_loss(model.module(x), y), F.mse_loss(load(path)(x), y)
-            print(f"loss of the trained model {trained:.4f}, of the loaded one {loaded:.4f}")
+            trained = F.mse_loss(model.module(x), y)
+            loaded = F.mse_loss(load(path)(x), y)
+            print(f"loss: trained model {trained:.4f}, loaded model {loaded:.4f}")
 
 
-def start(rank, world_size, port):
+# ---- The same in every exercise: how the ranks start, and how they end ----
+
+
+def start():
     """Be one rank: join the process group, run main, leave the group."""
-    store = dist.TCPStore("127.0.0.1", port)
-    wait = timedelta(seconds=20)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=wait)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     main()
-    dist.barrier()
+    dist.barrier()  # leave together
+    time.sleep(0.2)  # let gloo's threads end: torch before 2.8 can hang here
     dist.destroy_process_group()
 
 
-def launch(world_size):
-    """Start the ranks on this machine, all of them on the CPU."""
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    if sys.platform == "linux":  # import torch once, not once per rank; not safe on a Mac
-        mp.set_forkserver_preload(["torch", "torch._dynamo"])
-    mp.start_processes(start, (world_size, server.port), world_size, start_method="forkserver")
-
-
 if __name__ == "__main__":
-    launch(2)
+    if "RANK" in os.environ:  # torchrun has started this process as a rank
+        start()
+    else:  # started with python: let torchrun start the ranks
+        from torch.distributed.run import main as torchrun
+
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        options = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
+        options.append(__file__)
+        torchrun(options)

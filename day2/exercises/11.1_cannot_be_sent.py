@@ -2,31 +2,24 @@
 
 Lesson:  11
 Kind:    find the fault
-Symptom: Reading in the rank itself works. A DataLoader with workers must send the data set to
-         them, and that fails; or, where workers are forked, they share one open file.
+Symptom: Reading in the rank itself works. A DataLoader with workers must send the data
+         set to them, and that fails; or, where workers are forked, they share one open
+         file.
 Run:     python day2/exercises/11.1_cannot_be_sent.py
 Check:   python scripts/check.py 11.1
 """
 
 import os
 import pickle
-import sys
 import tempfile
+import time
 from datetime import timedelta
 from pathlib import Path
 
 import h5py
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.utils.data import Dataset
-
-
-def gather(value):
-    """Return the values of all ranks, in rank order. Every rank must call this."""
-    values = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
 
 
 class Images(Dataset):
@@ -41,20 +34,6 @@ class Images(Dataset):
 
     def __getitem__(self, index):
         return torch.from_numpy(self.file["images"][index])
-
-
-def write(path, count):
-    """Write images: all points of image number n have the value n."""
-    with h5py.File(path, "x") as file:
-        file["images"] = torch.arange(count, dtype=torch.uint8)[:, None, None].repeat(1, 28, 28)
-
-
-def sent(dataset):
-    """Return what a worker gets that is not forked, or why it gets nothing."""
-    try:
-        return pickle.loads(pickle.dumps(dataset))
-    except TypeError as error:
-        return f"TypeError: {error}"
 
 
 def main():
@@ -72,24 +51,47 @@ def main():
             print(f"rank {rank}: open files {count}; image 7 at the worker: {result}")
 
 
-def start(rank, world_size, port):
+def write(path, count):
+    """Write images: all points of image number n have the value n."""
+    numbers = torch.arange(count, dtype=torch.uint8)
+    with h5py.File(path, "x") as file:
+        file["images"] = numbers.view(-1, 1, 1).repeat(1, 28, 28)
+
+
+def sent(dataset):
+    """Return what a worker gets that is not forked, or why it gets nothing."""
+    try:
+        return pickle.loads(pickle.dumps(dataset))
+    except TypeError as error:
+        return f"TypeError: {error}"
+
+
+# ---- The same in every exercise: how the ranks start, and how they end ----
+
+
+def gather(value):
+    """Return the values of all ranks, in rank order. Every rank must call this."""
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def start():
     """Be one rank: join the process group, run main, leave the group."""
-    store = dist.TCPStore("127.0.0.1", port)
-    wait = timedelta(seconds=20)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=wait)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     main()
-    dist.barrier()
+    dist.barrier()  # leave together
+    time.sleep(0.2)  # let gloo's threads end: torch before 2.8 can hang here
     dist.destroy_process_group()
 
 
-def launch(world_size):
-    """Start the ranks on this machine, all of them on the CPU."""
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    if sys.platform == "linux":  # import torch once, not once per rank; not safe on a Mac
-        mp.set_forkserver_preload(["torch", "torch._dynamo"])
-    mp.start_processes(start, (world_size, server.port), world_size, start_method="forkserver")
-
-
 if __name__ == "__main__":
-    launch(2)
+    if "RANK" in os.environ:  # torchrun has started this process as a rank
+        start()
+    else:  # started with python: let torchrun start the ranks
+        from torch.distributed.run import main as torchrun
+
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        options = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
+        options.append(__file__)
+        torchrun(options)

@@ -2,19 +2,19 @@
 
 Lesson:  13
 Kind:    find the fault
-Symptom: Gradients are clipped: one longer than 1 is shortened to 1. In fp32 this learns. Since
-         the loss is scaled for fp16, it does not move, and nothing complains.
+Symptom: Gradients are clipped: one longer than 1 is shortened to 1. In fp32 this
+         learns. Since the loss is scaled for fp16, it does not move, and nothing
+         complains.
 Run:     python day2/exercises/13.2_clipped_to_nothing.py
 Check:   python scripts/check.py 13.2
 """
 
 import os
-import sys
+import time
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -43,27 +43,30 @@ def main():
         losses = [step(model, optimizer, scaler, x, 2 * x) for _ in range(50)]
         if dist.get_rank() == 0:
             name = "scaled" if enabled else "not scaled"
-            print(f"{name}: loss {losses[0]:.4f} in step 0, {losses[-1]:.4f} in step 49")
+            print(
+                f"{name}: loss {losses[0]:.4f} in step 0, {losses[-1]:.4f} in step 49"
+            )
 
 
-def start(rank, world_size, port):
+# ---- The same in every exercise: how the ranks start, and how they end ----
+
+
+def start():
     """Be one rank: join the process group, run main, leave the group."""
-    store = dist.TCPStore("127.0.0.1", port)
-    wait = timedelta(seconds=20)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=wait)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     main()
-    dist.barrier()
+    dist.barrier()  # leave together
+    time.sleep(0.2)  # let gloo's threads end: torch before 2.8 can hang here
     dist.destroy_process_group()
 
 
-def launch(world_size):
-    """Start the ranks on this machine, all of them on the CPU."""
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    if sys.platform == "linux":  # import torch once, not once per rank; not safe on a Mac
-        mp.set_forkserver_preload(["torch", "torch._dynamo"])
-    mp.start_processes(start, (world_size, server.port), world_size, start_method="forkserver")
-
-
 if __name__ == "__main__":
-    launch(2)
+    if "RANK" in os.environ:  # torchrun has started this process as a rank
+        start()
+    else:  # started with python: let torchrun start the ranks
+        from torch.distributed.run import main as torchrun
+
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        options = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
+        options.append(__file__)
+        torchrun(options)

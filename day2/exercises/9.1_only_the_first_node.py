@@ -2,63 +2,71 @@
 
 Lesson:  9
 Kind:    find the fault
-Symptom: On one node all is well. On two nodes with two GPUs each, the ranks of the second
-         node ask for GPUs that do not exist. (The nodes are imitated: it runs anywhere.)
+Symptom: Two nodes with two ranks each (they are imitated). One rank per node reads the
+         labels and tells them to the other. On the first node this works. The second
+         node ends with an error, as soon as the first rank of it wants to tell.
 Run:     python day2/exercises/9.1_only_the_first_node.py
 Check:   python scripts/check.py 9.1
 """
 
 import os
-import sys
+import time
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
-
-GPUS = 2  # so many has each imitated node
 
 
-def gather(value):
-    """Return the values of all ranks, in rank order. Every rank must call this."""
-    values = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
+def load_labels(within):
+    """Return the labels, float32 [4], on every rank. One rank of each node reads them.
 
-
-def choose_device():
-    """Return the device of this rank, as the variables of torchrun or Slurm say."""
-    return torch.device("cuda", int(os.environ["RANK"]))
+    within: the group of the ranks of this node.
+    """
+    labels = torch.empty(4)
+    if dist.get_rank(within) == 0:  # the first rank of this node
+        labels = read()
+    dist.broadcast(labels, src=0, group=within)
+    return labels
 
 
 def main():
-    """Run on every rank: choose a device. Rank 0 shows who got which."""
-    rank = dist.get_rank()
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank % GPUS), LOCAL_WORLD_SIZE=str(GPUS))
-    for r, device in enumerate(gather(choose_device())):
-        if rank == 0:
-            state = "ok" if device.index < GPUS else "THERE IS NO SUCH GPU"
-            print(f"node {r // GPUS}, rank {r}: {device}: {state}")
+    """Run on every rank: make two nodes of two ranks, load the labels."""
+    labels = load_labels(make_nodes(2))
+    print(f"rank {dist.get_rank()}: labels {labels.tolist()}", flush=True)
 
 
-def start(rank, world_size, port):
+def read():
+    """Return the labels, as if they were in a file on this node."""
+    return torch.tensor([5.0, 0.0, 4.0, 1.0])
+
+
+def make_nodes(per_node):
+    """Return the group of the ranks of this rank's imitated node."""
+    ranks = list(range(dist.get_world_size()))
+    nodes = [ranks[first : first + per_node] for first in ranks[::per_node]]
+    within, _ = dist.new_subgroups_by_enumeration(nodes)
+    return within
+
+
+# ---- The same in every exercise: how the ranks start, and how they end ----
+
+
+def start():
     """Be one rank: join the process group, run main, leave the group."""
-    store = dist.TCPStore("127.0.0.1", port)
-    wait = timedelta(seconds=20)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=wait)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     main()
-    dist.barrier()
+    dist.barrier()  # leave together
+    time.sleep(0.2)  # let gloo's threads end: torch before 2.8 can hang here
     dist.destroy_process_group()
 
 
-def launch(world_size):
-    """Start the ranks on this machine, all of them on the CPU."""
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    if sys.platform == "linux":  # import torch once, not once per rank; not safe on a Mac
-        mp.set_forkserver_preload(["torch", "torch._dynamo"])
-    mp.start_processes(start, (world_size, server.port), world_size, start_method="forkserver")
-
-
 if __name__ == "__main__":
-    launch(4)
+    if "RANK" in os.environ:  # torchrun has started this process as a rank
+        start()
+    else:  # started with python: let torchrun start the ranks
+        from torch.distributed.run import main as torchrun
+
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        options = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=4"]
+        options.append(__file__)
+        torchrun(options)

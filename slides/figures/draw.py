@@ -8,6 +8,7 @@ Usage: slides/figures/draw.py            draw all figures
        slides/figures/draw.py --record   run lessons 2, 6, 7 and 8 first and write data/*.json
 """
 
+# ruff: noqa: RUF001 (a figure may say × and −)
 import argparse
 import hashlib
 import itertools
@@ -15,12 +16,14 @@ import json
 import os
 import platform
 import re
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from urllib.request import urlopen
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -32,8 +35,13 @@ ROOT = HERE.parent.parent
 RANKS = ["#0072B2", "#C24E00", "#007A59", "#8F4A86"]
 INK, GREY, PALE, YELLOW = "#16191d", "#4a5058", "#eef1f4", "#ffe08a"
 COMPUTE, SEND = "#9cc9e8", "#f2b48c"
-SIZE = 18  # points; 72 of them are 100 pixels on a slide that is 1280 wide
-SMALL = 15
+LINE, DONE, SENT = "#b8bec6", "#bfe6d2", "#8a4b1c"
+WIDTH = 7.8  # inches. On a phone, 343 pixels: there a text of 17 points is 10 pixels high
+SIZE = 18  # points
+SMALL = 17  # no text is smaller
+# The first that is there. The three have the same widths; the slides have them, too.
+FONTS = ["Liberation Sans", "Arial", "Helvetica", "DejaVu Sans"]
+MONO = "DejaVu Sans Mono"
 
 
 # Recording
@@ -114,9 +122,62 @@ def record_sampler():
     write("sampler", "DistributedSampler(range(16), 4, rank, seed=0)", epochs=epochs)
 
 
+def record_warm_up():
+    """Record the defaults of lesson 8 that decide its learning rate, as its --help says them."""
+    command = ("python", "day1/8_mnist_ddp_pt_lr.py", "--help")
+    output = run(*command, cwd=HERE)
+    names = ("processes", "lr", "warm-up")
+    found = {
+        name: re.search(rf"^ +(?:--)?{name} .*?\(([\d.]+)\)", output, re.M | re.S)[1]
+        for name in names
+    }
+    write("warm_up", " ".join(command), **found)
+
+
+def ask(url):
+    """Return the JSON that a server answers; None while it does not answer."""
+    try:
+        with urlopen(url, timeout=20) as answer:
+            return json.load(answer)
+    except OSError:
+        return None
+
+
+def record_profiler():
+    """Record what TensorBoard's profiler shows for traces of lesson 5: Overview, Distributed."""
+    lesson = ("python", "day1/5_mnist_manual_ddp_profile.py", "--max-steps", "40")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    with tempfile.TemporaryDirectory() as folder:
+        run(*lesson, cwd=folder)
+        command = ["tensorboard.main", "--logdir=./log_ddp", "--host=127.0.0.1", "--port", port]
+        server = subprocess.Popen([sys.executable, "-m", *command], cwd=folder, stderr=-3)
+        try:
+            url = f"http://127.0.0.1:{port}/data/plugin/pytorch_profiler"
+            while not (ask(f"{url}/runs") or {}).get("runs"):
+                time.sleep(1)
+            query = "run=log_ddp&span=1&worker"
+            steps = ask(f"{url}/overview?{query}=rank0")["steps"]
+            ranks = ask(f"{url}/distributed/overlap?{query}=All")
+        finally:
+            server.terminate()
+            server.wait()
+    parts = [x["name"] for x in steps["columns"] if x["type"] == "number"]
+    rows = [[number for number in row[1:] if not isinstance(number, str)] for row in steps["rows"]]
+    write(
+        "profiler",
+        f"{' '.join(lesson)}, then tensorboard --logdir=./log_ddp",
+        overview={"parts": parts, "steps": rows},
+        distributed={"parts": ranks["metadata"]["legends"], "ranks": ranks["data"]["all"]},
+    )
+
+
 def record():
     """Run what the figures show and write data/*.json."""
+    record_profiler()
     record_sampler()
+    record_warm_up()
     record_curve("lesson2", "2_mnist_training")
     record_curve("lesson6", "6_mnist_ddp_pt")
     record_curve("lesson8", "8_mnist_ddp_pt_lr", "alone", "unscaled", "linear")
@@ -132,8 +193,8 @@ def read(name):
 # Drawing
 
 
-def sheet(height=5.0, width=11.6):
-    """Return axes that fill a figure of this size; one unit is one inch, or 100 pixels."""
+def sheet(height=5.0, width=WIDTH):
+    """Return axes that fill a figure of this size; one unit is one inch."""
     figure = Figure(figsize=(width, height))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, width), ylim=(0, height))
@@ -144,43 +205,67 @@ def sheet(height=5.0, width=11.6):
 def box(axes, x, y, width, height, label="", color=PALE, ink=None, size=SIZE, **options):
     """Draw a box with its lower left corner at x, y, and a label in the middle."""
     ink = ink or ("white" if color in RANKS else INK)
-    shape = "round,pad=0,rounding_size=0.08"
+    shape = f"round,pad=0,rounding_size={min(0.08, width / 4, height / 4)}"
     options = {"ec": "none", "lw": 1.5} | options
     weight = options.pop("weight", "normal")
-    axes.add_patch(FancyBboxPatch((x, y), width, height, boxstyle=shape, fc=color, **options))
-    say(axes, x + width / 2, y + height / 2, label, size, ink, weight=weight)
+    patch = FancyBboxPatch((x, y), width, height, boxstyle=shape, fc=color, **options)
+    axes.add_patch(patch)
+    # A line of text has room for the tail of a "p" below: without this, it stands too high.
+    middle = y + height / 2 - 0.07 * size / 72
+    for text in say(axes, x + width / 2, middle, label, size, ink, weight=weight):
+        text.inside = patch
 
 
 def say(axes, x, y, text, size=SIZE, color=INK, ha="center", va="center", **options):
-    axes.text(x, y, text, size=size, color=color, ha=ha, va=va, linespacing=1.3, **options)
+    """Write lines of text around the height y. Return them."""
+    texts, lines = [], text.split("\n")
+    for i, line in enumerate(lines):  # one by one: then all stand equally far apart
+        height = y + ((len(lines) - 1) / 2 - i) * 1.22 * size / 72
+        texts.append(axes.text(x, height, line, size=size, color=color, ha=ha, va=va, **options))
+    return texts
 
 
 def arrow(axes, begin, end, color=INK, style="-|>", **options):
+    """Draw an arrow between two points."""
     options = {"lw": 2.2, "mutation_scale": 20, "shrinkA": 0, "shrinkB": 0} | options
     axes.add_patch(FancyArrowPatch(begin, end, arrowstyle=style, color=color, **options))
+
+
+def bracket(axes, begin, end, y, tick=0.1, color=INK):
+    """Draw a line from begin to end at height y; its ends point down, or up if tick < 0."""
+    xs, ys = [begin, begin, end, end], [y - tick, y, y, y - tick]
+    axes.plot(xs, ys, color=color, lw=2, solid_joinstyle="miter")
+
+
+def time_axis(axes, begin, end, y=0.42):
+    """Draw an arrow of time, and say that it has no scale."""
+    arrow(axes, (begin, y), (end, y), color=GREY, lw=1.5)
+    words = "time (a sketch: lengths are not measured)"
+    say(axes, (begin + end) / 2, y - 0.22, words, SMALL, GREY)
 
 
 def processes():
     """Four processes on one node, and a sum."""
     axes = sheet(4.8)
-    box(axes, 0.1, 0.15, 11.4, 4.55, color="white", ec=GREY)
-    say(axes, 0.4, 4.38, "one node: one machine", SMALL, GREY, "left")
+    box(axes, 0.1, 0.1, 7.6, 4.6, color="white", ec=GREY)
+    say(axes, 0.35, 4.38, "one node: one machine", SMALL, GREY, "left")
     for rank, color in enumerate(RANKS):
-        x = 0.5 + rank * 2.75
-        box(axes, x, 2.75, 2.35, 1.3, f"rank {rank}\na process", color)
-        say(axes, x + 1.17, 2.42, f"holds {rank}", SIZE)
-        arrow(axes, (x + 1.17, 2.2), (x + 1.17, 1.78))
-        arrow(axes, (x + 1.17, 1.12), (x + 1.17, 0.72))
-        say(axes, x + 1.17, 0.48, "holds 6", SIZE, weight="bold")
-    box(axes, 0.5, 1.15, 10.6, 0.6, "all_reduce: 0 + 1 + 2 + 3 = 6", YELLOW)
+        x = 0.35 + rank * 1.8
+        middle = x + 0.85
+        box(axes, x, 2.85, 1.7, 1.2, f"rank {rank}\na process", color)
+        say(axes, middle, 2.53, f"holds {rank}", SIZE)
+        arrow(axes, (middle, 2.3), (middle, 1.88))
+        arrow(axes, (middle, 1.17), (middle, 0.75))
+        say(axes, middle, 0.48, "holds 6", SIZE, weight="bold")
+    box(axes, 0.35, 1.2, 7.1, 0.65, "all_reduce: 0 + 1 + 2 + 3 = 6", YELLOW, size=20)
     return axes
 
 
-def ring():
-    """All-reduce in a ring, computed step by step: 4 ranks, a tensor of 4 parts."""
-    axes = sheet(5.0)
-    n, cell = 4, 0.33
-    # parts[rank][part]: the numbers that are already added up there. Rank 0 begins with 1.
+def ring_states(n):
+    """Return what n ranks hold in each step of an all-reduce in a ring, and what is new.
+
+    A state is parts[rank][part]: the ranks whose numbers are added up there, from 1.
+    """
     parts = [[{rank + 1} for _ in range(n)] for rank in range(n)]
     states, arrived = [[[set(p) for p in row] for row in parts]], [set()]
     for step in range(2 * (n - 1)):
@@ -193,125 +278,323 @@ def ring():
         states.append([[set(p) for p in row] for row in parts])
         arrived.append({(rank, part) for rank, part, _ in sent})
     assert all(len(p) == n for row in parts for p in row)
-    for column, (state, new) in enumerate(zip(states, arrived)):
-        x = 1.05 + column * 1.51
-        say(axes, x + 2 * cell, 3.92, "start" if column == 0 else f"step {column}", SMALL, GREY)
+    return states, arrived
+
+
+def ring():
+    """All-reduce in a ring, computed step by step: 4 ranks, a tensor of 4 parts."""
+    axes = sheet(5.65)
+    n, cell = 4, 0.36
+    states, arrived = ring_states(n)
+    for number, (state, new) in enumerate(zip(states, arrived)):
+        # Above: the start and the steps that add. Below: those that pass on.
+        above = number < n
+        x = 0.95 + (number if above else number - n + 1) * 1.74
+        top = 4.87 if above else 2.1
+        title = "start" if number == 0 else f"step {number}"
+        say(axes, x + 2 * cell, top + 0.2, title, SMALL, GREY)
         for rank in range(n):
-            y = 3.2 - rank * 0.83
-            if column == 0:
-                say(axes, 0.9, y + 0.22, f"rank {rank}", SMALL, RANKS[rank], "right", weight="bold")
+            y = top - 0.47 - rank * 0.48
+            if number in (0, n):
+                label = f"rank {rank}"
+                place = 0.85 if above else x - 0.1
+                say(axes, place, y + 0.2, label, SMALL, RANKS[rank], "right", weight="bold")
             for part in range(n):
                 done = len(state[rank][part]) == n
-                color = "#bfe6d2" if done else YELLOW if (rank, part) in new else "white"
-                patch = Rectangle((x + part * cell, y), cell, 0.45, fc=color, ec=GREY, lw=1)
+                color = DONE if done else YELLOW if (rank, part) in new else "white"
+                patch = Rectangle((x + part * cell, y), cell, 0.42, fc=color, ec=GREY, lw=1)
                 axes.add_patch(patch)
-                axes.text(
-                    x + (part + 0.5) * cell, y + 0.21, sum(state[rank][part]), size=15,
-                    ha="center", va="center", color=INK, 
-                )  # fmt: skip
-    first, last = 1.05 + 1.51, 1.05 + 4 * 1.51
-    for x, words in ((first, "add up what arrives"), (last, "pass the sums on")):
-        axes.plot([x, x + 2 * 1.51 + n * cell], [4.2, 4.2], color=INK, lw=2)
-        say(axes, x + 1.51 + 2 * cell, 4.52, words, SIZE)
+                total = str(sum(state[rank][part]))
+                say(axes, x + (part + 0.5) * cell, y + 0.19, total, SMALL)
+    bracket(axes, 2.69, 2.69 + 2 * 1.74 + n * cell, 5.28)
+    say(axes, 2.69 + 1.74 + 2 * cell, 5.48, "add up what arrives", SIZE)
+    bracket(axes, 2.69, 2.69 + 2 * 1.74 + n * cell, 2.5)
+    say(axes, 2.69 + 1.74 + 2 * cell, 2.7, "pass the sums on", SIZE)
+    for y, color, words in ((1.6, YELLOW, "arrived"), (1.0, DONE, "complete")):
+        box(axes, 0.1, y, 0.36, 0.36, color=color, ec=GREY, lw=1)
+        say(axes, 0.55, y + 0.17, words, SMALL, GREY, "left")
+    return axes
+
+
+def ring_circle():
+    """All-reduce in a ring, drawn as a ring: each rank sends only to the next one."""
+    axes = sheet(5.9)
+    places = [(3.9, 5.3), (6.45, 3.75), (3.9, 2.2), (1.35, 3.75)]
+    bends = [
+        ((5.05, 5.35), (6.45, 4.42)),
+        ((6.45, 3.08), (5.05, 2.1)),
+        ((2.75, 2.1), (1.35, 3.08)),
+        ((1.35, 4.42), (2.75, 5.35)),
+    ]
+    for rank, ((x, y), (begin, end)) in enumerate(zip(places, bends)):
+        color = RANKS[rank]
+        say(axes, x, y + 0.36, f"rank {rank}", SIZE, color, weight="bold")
+        for part in range(4):
+            mine = part == rank  # what this rank sends in the first step
+            face, ink = (color, "white") if mine else ("white", GREY)
+            box(
+                axes, x - 1.08 + part * 0.55, y - 0.33, 0.5, 0.48, "ABCD"[part], face, ink, ec=color
+            )
+        arrow(axes, begin, end, color, lw=4, mutation_scale=28, connectionstyle="arc3,rad=-0.35")
+        # The middle of the arrow; the curve is arc3's.
+        x = (begin[0] + end[0]) / 2 - 0.175 * (end[1] - begin[1])
+        y = (begin[1] + end[1]) / 2 + 0.175 * (end[0] - begin[0])
+        box(axes, x - 0.24, y - 0.22, 0.48, 0.44, "ABCD"[rank], color)
+    say(axes, 3.9, 3.75, "in each step\na rank sends\none part of four\nto the next rank")
+    say(axes, 3.9, 1.32, "3 steps add up, then 3 steps pass the sums on.")
+    box(axes, 0.1, 0.1, 7.6, 0.95, color=YELLOW)
+    say(axes, 3.9, 0.76, "Each rank sends 6 quarters: 1.5 times the tensor.", SIZE)
     say(
-        axes, 5.8, 0.2,
-        "In each step every rank sends a quarter of its tensor to the next rank; rank 3 to rank 0.",
-        SMALL,
-    )  # fmt: skip
+        axes,
+        3.9,
+        0.36,
+        "With n ranks: 2 (n − 1) / n times, always less than 2.",
+        SIZE,
+        weight="bold",
+    )
     return axes
 
 
 def identical():
     """Lesson 3's identical processes beside lesson 4's data parallel ones."""
     axes = sheet(4.9)
-    for left, title in ((0.0, "lesson 3: identical"), (6.1, "lesson 4: data parallel")):
-        say(axes, left + 2.75, 4.5, title, 20, va="baseline", weight="bold")
+    for left, title in ((0.0, "lesson 3: identical"), (4.0, "lesson 4: data parallel")):
+        say(axes, left + 1.9, 4.55, title, 19, va="baseline", weight="bold")
         for rank, color in enumerate(RANKS):
-            y = 3.45 - rank * 0.8
-            say(axes, left + 0.95, y + 0.27, f"rank {rank}", SMALL, color, "right", weight="bold")
-            axes.add_patch(Rectangle((left + 1.1, y), 4.2, 0.54, fc=PALE, ec=GREY, lw=1))
+            y = 3.55 - rank * 0.78
+            say(axes, left + 0.8, y + 0.27, f"rank {rank}", SMALL, color, "right", weight="bold")
+            axes.add_patch(Rectangle((left + 0.9, y), 2.8, 0.56, fc=PALE, ec=GREY, lw=1))
             if left == 0:
-                axes.add_patch(Rectangle((left + 1.1, y), 4.2, 0.54, fc=color, ec="none"))
-                say(axes, left + 3.2, y + 0.26, "60,000 images", SMALL, "white")
+                axes.add_patch(Rectangle((left + 0.9, y), 2.8, 0.56, fc=color, ec="none"))
+                say(axes, left + 2.3, y + 0.26, "60,000 images", SIZE, "white")
                 continue
             for i in range(rank, 24, 4):  # dealt out like cards
-                stripe = Rectangle((left + 1.1 + i * 4.2 / 24, y), 4.2 / 24, 0.54, fc=color)
+                stripe = Rectangle((left + 0.9 + i * 2.8 / 24, y), 2.8 / 24, 0.56, fc=color)
                 axes.add_patch(stripe)
-    say(axes, 2.75, 0.52, "240,000 images an epoch\nthe same model, four times")
-    say(axes, 8.85, 0.52, "15,000 images a rank, 60,000 an epoch\none model")
-    axes.plot([5.75, 5.75], [0.2, 4.8], color="#b8bec6", lw=1.5)
+    say(axes, 1.9, 0.52, "240,000 images per epoch:\nthe same model, four times")
+    say(axes, 5.95, 0.52, "4 × 15,000 images per epoch:\none model")
+    axes.plot([3.9, 3.9], [0.2, 4.8], color=LINE, lw=1.5)
     return axes
 
 
 def data_parallel():
     """One step of data parallel training."""
-    axes = sheet(4.7)
-    stages = [("own batch", 1.25, 1.6), ("forward", 3.1, 1.5), ("backward", 4.85, 1.5)]
+    axes = sheet(4.8)
+    stages = [("own batch", 0.85, 1.2), ("forward", 2.12, 1.0), ("backward", 3.19, 1.12)]
     for rank, color in enumerate(RANKS):
-        y = 3.35 - rank * 0.95
-        say(axes, 1.05, y + 0.33, f"rank {rank}", SMALL, color, "right", weight="bold")
+        y = 3.1 - rank * 0.95
+        say(axes, 0.77, y + 0.33, f"rank {rank}", SMALL, color, "right", weight="bold")
         for name, x, width in stages:
-            box(axes, x, y, width, 0.66, name, color, size=16)
-        arrow(axes, (6.4, y + 0.33), (6.8, y + 0.33))
-        arrow(axes, (8.7, y + 0.33), (9.1, y + 0.33))
-        box(axes, 9.15, y, 2.35, 0.66, "step", color, size=16)
-    box(axes, 6.85, 0.5, 1.8, 3.51, "all_reduce:\nmean of the\ngradients", YELLOW)
-    say(axes, 5.6, 4.36, "other images,\nother gradients", SMALL, GREY)
-    say(axes, 10.3, 4.36, "same gradients,\nsame weights", SMALL, GREY)
+            box(axes, x, y, width, 0.7, name, color, size=SMALL)
+        arrow(axes, (4.33, y + 0.35), (4.66, y + 0.35))
+        arrow(axes, (6.37, y + 0.35), (6.7, y + 0.35))
+        box(axes, 6.73, y, 0.97, 0.7, "step", color, size=SMALL)
+    box(axes, 4.7, 0.25, 1.63, 3.55, "all_reduce:\nmean of the\ngradients", YELLOW)
+    say(axes, 3.0, 4.3, "other images,\nother gradients", SIZE, GREY)
+    say(axes, 6.75, 4.3, "same gradients,\nsame weights", SIZE, GREY)
     return axes
 
 
 def sampler():
     """What DistributedSampler deals out."""
     data, _ = read("sampler")
-    axes = sheet(4.6)
+    axes = sheet(4.7)
     for epoch, ranks in enumerate(data["epochs"]):
-        y = 3.35 - epoch * 1.05
-        say(axes, 1.35, y + 0.3, f"epoch {epoch}", SIZE, ha="right")
+        y = 3.15 - epoch * 0.8
+        say(axes, 0.95, y + 0.28, f"epoch {epoch}", SIZE, ha="right")
         row = [ranks[i % 4][i // 4] for i in range(16)]
         for i, image in enumerate(row):
-            box(axes, 1.55 + i * 0.625, y, 0.58, 0.6, str(image), RANKS[i % 4], size=17)
-    say(axes, 6.55, 4.3, "16 images, shuffled alike on every rank, then dealt out like cards", SIZE)
+            box(axes, 1.05 + i * 0.417, y, 0.38, 0.6, str(image), RANKS[i % 4], size=SMALL)
+    say(
+        axes, 3.9, 4.28, "16 images: shuffled alike on every rank,\nthen dealt out like cards", SIZE
+    )
     for rank, images in enumerate(data["epochs"][0]):
-        x = 0.45 + rank * 2.8
+        x = 0.1 + rank * 1.92
         numbers = ", ".join(map(str, images))
-        box(axes, x, 0.25, 2.55, 1.2, f"rank {rank}, epoch 0\n{numbers}", RANKS[rank], size=17)
+        box(
+            axes,
+            x,
+            0.25,
+            1.84,
+            1.6,
+            f"rank {rank}\nin epoch 0:\n{numbers}",
+            RANKS[rank],
+            size=SMALL,
+        )
+    return axes
+
+
+def timeline_row(axes, y, blocks, height=0.6):
+    """Draw bars over the time: each has a begin, a width, a label and a colour."""
+    for x, width, label, color in blocks:
+        box(axes, x, y, width, height, label, color, size=SMALL)
+
+
+def timeline_by_hand():
+    """What a trace of lesson 5 shows: compute, then all_reduce alone; the faster rank waits."""
+    axes = sheet(4.9)
+    for rank, y, forward, backward in ((0, 3.1, 1.0, 1.15), (1, 1.75, 1.35, 1.75)):
+        say(axes, 0.85, y + 0.3, f"rank {rank}", SIZE, RANKS[rank], "right", weight="bold")
+        start = 1.0 + forward + backward + 0.06
+        bars = [(1.0, forward, "forward", COMPUTE), (1.03 + forward, backward, "backward", COMPUTE)]
+        bars.append((6.88, 0.82, "step", COMPUTE))
+        timeline_row(axes, y, bars, 0.65)
+        box(axes, start, y, 6.85 - start, 0.65, color=SEND)
+    # Rank 0 begins its all_reduce, and nothing can be sent before rank 1 does.
+    box(axes, 3.21, 3.1, 0.92, 0.65, "", "#fbe6d6", ec=SENT, hatch="//", lw=0)
+    box(axes, 3.31, 3.2, 0.72, 0.45, "waits", "#fbe6d6", size=SMALL)
+    for y in (3.1, 1.75):
+        say(axes, 5.5, y + 0.31, "sends", SMALL)
+    axes.plot([4.16] * 2, [1.6, 3.9], color=INK, lw=2, ls=":")
+    bracket(axes, 3.21, 6.85, 3.92)
+    say(
+        axes,
+        5.03,
+        4.55,
+        "one bar in the trace: all_reduce.\nWaiting counts as communication.",
+        SIZE,
+    )
+    say(axes, 2.55, 1.45, "slower", SMALL, GREY)
+    bracket(axes, 4.16, 6.85, 1.6, -0.1)
+    say(axes, 5.5, 1.2, "nothing is computed meanwhile", SMALL, GREY)
+    time_axis(axes, 1.0, 7.7, 0.6)
+    return axes
+
+
+def timeline_ddp():
+    """What a trace of test-profile shows: most of the sending is hidden by backward."""
+    axes = sheet(4.6)
+    say(axes, 1.1, 3.33, "compute", SMALL, GREY, "right")
+    say(axes, 1.1, 2.18, "send\ngradients", SMALL, GREY, "right")
+    layer, send, begin = 0.72, 0.95, 2.2
+    bars = [(1.2, 0.97, "forward", COMPUTE), (begin + layer + 4 * send, 0.75, "step", COMPUTE)]
+    bars += [(begin + i * layer, layer - 0.03, str(4 - i), COMPUTE) for i in range(4)]
+    timeline_row(axes, 3.0, bars, 0.65)
+    end = begin + 4 * layer
+    bracket(axes, begin, end - 0.03, 3.85)
+    say(axes, (begin + end) / 2, 4.15, "backward of layers 4 to 1", SIZE)
+    first = begin + layer
+    for i in range(4):
+        x = first + i * send
+        box(axes, x, 1.85, send - 0.03, 0.65, f"{4 - i}", SEND, size=SMALL)
+        at = begin + (i + 1) * layer - 0.03
+        arrow(axes, (at, 2.98), (max(x + 0.04, at), 2.55), lw=1.6, mutation_scale=14)
+    last = first + 4 * send - 0.03
+    box(
+        axes,
+        end + 0.02,
+        3.0,
+        last - end - 0.02,
+        0.65,
+        "waits",
+        "white",
+        ec=GREY,
+        ls="--",
+        size=SMALL,
+    )
+    axes.plot([end] * 2, [1.15, 3.7], color=INK, lw=2, ls=":")
+    bracket(axes, first, end - 0.06, 1.68, -0.1, RANKS[2])
+    say(axes, (first + end) / 2, 1.38, "hidden", SIZE, RANKS[2], weight="bold")
+    bracket(axes, end + 0.06, last, 1.68, -0.1, RANKS[1])
+    say(axes, (end + last) / 2 + 0.1, 1.38, "sticks out", SIZE, RANKS[1], weight="bold")
+    time_axis(axes, 1.2, 7.7, 0.62)
     return axes
 
 
 def buckets():
     """When gradients are sent: lesson 4 by hand, lesson 6 with buckets."""
-    axes = sheet(5.0)
+    axes = sheet(5.65)
+    layer, first = 0.66, 2.06  # inches of a layer's backward, and where it begins
 
-    def row(y, name, blocks):
-        say(axes, 1.6, y + 0.3, name, SMALL, GREY, "right")
-        for x, width, label, color in blocks:
-            box(axes, x, y, width, 0.6, label, color, size=16)
+    def compute(y, end):
+        say(axes, 1.05, y + 0.28, "compute", SMALL, GREY, "right")
+        bars = [(1.15, 0.88, "forward", COMPUTE), (end, 0.62, "step", COMPUTE)]
+        for i in range(4):
+            bars.append((first + i * layer, layer - 0.03, str(4 - i), COMPUTE))
+        timeline_row(axes, y, bars)
+        say(axes, first + 2 * layer, y + 0.8, "backward of layer", SMALL)
 
-    backward = [(3.55 + i * 1.0, 0.95, f"layer {layer}", COMPUTE) for i, layer in enumerate("4321")]
-    forward = (1.75, 1.7, "forward", COMPUTE)
-    title = {"size": SIZE, "ha": "left", "weight": "bold"}
-    say(axes, 0.1, 4.75, "By hand (lesson 4)", **title)
-    row(3.95, "compute", [forward, *backward, (10.05, 0.9, "step", COMPUTE)])
-    row(3.2, "send", [(7.55, 2.4, "all gradients", SEND)])
-    axes.axhline(2.85, color="#b8bec6", lw=1.5)
-    say(
-        axes,
-        0.1,
-        2.5,
-        "DistributedDataParallel, two buckets",
-        SIZE,
-        ha="left",
-        weight="bold",
-    )
-    row(1.7, "compute", [forward, *backward, (8.85, 0.9, "step", COMPUTE)])
-    row(0.95, "send", [(5.6, 1.3, "bucket 1", SEND), (7.55, 1.2, "bucket 2", SEND)])
-    for x in (5.55, 7.55):
-        arrow(axes, (x, 1.68), (x, 1.3), lw=1.8, mutation_scale=14)
-    arrow(axes, (11.0, 2.0), (9.8, 2.0), color=RANKS[2])
-    say(axes, 10.45, 2.4, "done sooner", SMALL, RANKS[2])
-    arrow(axes, (1.75, 0.55), (11.2, 0.55), color=GREY, lw=1.5)
-    say(axes, 6.5, 0.25, "time (a sketch: the lengths are not measured)", SMALL, GREY)
+    done = first + 4 * layer
+    say(axes, 0.1, 5.42, "By hand (lesson 4)", SIZE, ha="left", weight="bold")
+    compute(4.25, done + 2.16)
+    say(axes, 1.05, 3.83, "send", SMALL, GREY, "right")
+    timeline_row(axes, 3.55, [(done, 2.13, "all gradients", SEND)])
+    axes.axhline(3.38, color=LINE, lw=1.5)
+    words = "DistributedDataParallel (lesson 6), two buckets"
+    say(axes, 0.1, 3.13, words, SIZE, ha="left", weight="bold")
+    compute(1.97, done + 1.1)
+    say(axes, 1.05, 1.28, "send", SMALL, GREY, "right")
+    for number, (begin, color) in enumerate(((first, SEND), (first + 2 * layer, "#e6bfe0")), 1):
+        full = begin + 2 * layer
+        bracket(axes, begin + 0.03, full - 0.06, 1.85, -0.1, SENT)
+        arrow(axes, (full - 0.06, 1.85), (full + 0.1, 1.62), SENT, lw=2, mutation_scale=14)
+        box(axes, full, 1.0, 1.08, 0.6, f"bucket {number}", color, size=SMALL)
+        layers = "layers 4, 3" if number == 1 else "layers 2, 1"
+        say(axes, full + 0.54, 0.8, layers, SMALL, GREY)
+    arrow(axes, (done + 2.78, 2.27), (done + 1.75, 2.27), color=RANKS[2])
+    say(axes, done + 2.32, 2.57, "sooner", SIZE, RANKS[2], weight="bold")
+    time_axis(axes, 1.15, 7.6, 0.5)
+    return axes
+
+
+def warm_up():
+    """The learning rate of lesson 8 over the steps: it rises to that of all ranks."""
+    data, _ = read("warm_up")
+    ranks, low, steps = int(data["processes"]), float(data["lr"]), int(data["warm-up"])
+    axes = plot(4.8)
+    axes.set_position((0.19, 0.19, 0.77, 0.76))
+    rates = [low + (ranks - 1) * low * min(i / steps, 1) for i in range(2 * steps + 1)]
+    axes.axvspan(0, steps, color="#fff4d1")
+    for rate in (low, ranks * low):
+        axes.axhline(rate, color=GREY, lw=1.5, ls="--")
+    axes.plot(range(len(rates)), rates, "o-", color=RANKS[0], lw=3.5, ms=9, clip_on=False)
+    axes.grid(False)
+    axes.set_xlim(0, 2 * steps)
+    axes.set_ylim(0, ranks * low * 1.24)
+    axes.set_xticks(range(0, 2 * steps + 1, 2))
+    axes.set_yticks([0, low, ranks * low], ["0", f"{low:g}", f"{ranks * low:g}"])
+    axes.set_xlabel("step", size=SIZE)
+    axes.set_ylabel("learning rate", size=SIZE)
+    high = f"{ranks} × {low:g}: for {ranks} ranks"
+    say(axes, 1.5 * steps + 0.3, ranks * low * 1.09, high, SIZE)
+    say(axes, 1.5 * steps + 0.3, low * 1.36, f"{low:g}: for one process", SIZE)
+    say(axes, steps / 2, ranks * low * 1.16, f"warm-up: {steps} steps", SIZE, weight="bold")
+    return axes
+
+
+def profiler():
+    """Two views of TensorBoard's profiler for lesson 5: the steps of rank 0, and all ranks."""
+    data, where = read("profiler")
+    figure = Figure(figsize=(WIDTH, 9))
+    colors = {"Communication": SEND, "Computation": COMPUTE, "CPU Exec": COMPUTE}
+    colors |= {"Overlapping": "#bfe6d2", "DataLoader": YELLOW, "Other": "#d5dae0"}
+    views = [
+        ("Overview: each step of rank 0", "step", data["overview"]["parts"],
+         {str(5 + i): row for i, row in enumerate(data["overview"]["steps"])}, 0.6),
+        ("Distributed: a step of each rank", "", data["distributed"]["parts"],
+         data["distributed"]["ranks"], 0.12),
+    ]  # fmt: skip
+    for title, below, parts, bars, bottom in views:
+        axes = figure.add_axes((0.13, bottom, 0.83, 0.26))
+        heights = [0.0] * len(bars)
+        for i, part in enumerate(parts):
+            values = [row[i] / 1000 for row in bars.values()]
+            if any(values):
+                axes.bar(list(bars), values, bottom=heights, color=colors[part], label=part)
+            heights = [a + b for a, b in zip(heights, values)]
+        axes.set_title(title, size=SIZE, weight="bold", loc="left", pad=64)
+        axes.legend(
+            fontsize=SMALL, frameon=False, loc="lower left", bbox_to_anchor=(-0.14, 1.06), ncols=4,
+            handlelength=1, columnspacing=1, handletextpad=0.4,
+        )  # fmt: skip
+        axes.locator_params(axis="y", nbins=4)
+        axes.set_yticks([y for y in axes.get_yticks() if y < 0.95 * max(heights)])
+        axes.set_ylabel("ms", size=SIZE)
+        axes.set_xlabel(below, size=SIZE)
+        axes.tick_params(labelsize=SMALL, colors=INK)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_xticks(list(bars)[:: max(1, len(bars) // 8)])
+    source(axes, f"Lesson 5, {where}")
     return axes
 
 
@@ -319,38 +602,40 @@ def nodes():
     """Two nodes with four ranks each."""
     axes = sheet(4.7)
     for node in (0, 1):
-        left = 0.1 + node * 5.9
-        box(axes, left, 1.15, 5.5, 3.4, color="white", ec=GREY)
-        say(axes, left + 2.75, 4.2, f"node {node}", SIZE, weight="bold")
+        left = 0.1 + node * 3.9
+        box(axes, left, 1.32, 3.7, 3.28, color="white", ec=GREY)
+        say(axes, left + 1.85, 4.27, f"node {node}", SIZE, weight="bold")
         for local in range(4):
             rank = node * 4 + local
-            x = left + 0.2 + local * 1.29
-            box(axes, x, 2.35, 1.22, 1.5, f"rank\n{rank}", RANKS[local], size=20)
-            say(axes, x + 0.61, 1.85, "local rank", 14, GREY)
-            say(axes, x + 0.61, 1.5, str(local), SIZE)
-        arrow(axes, (left + 2.75, 1.12), (left + 2.75, 0.78), style="<|-|>")
-    box(axes, 0.1, 0.15, 11.4, 0.6, "network between the nodes: slower than inside one", YELLOW)
+            x = left + 0.12 + local * 0.88
+            box(axes, x, 2.55, 0.82, 1.4, f"rank\n{rank}", RANKS[local], size=19)
+            say(axes, x + 0.41, 2.2, str(local), SIZE)
+        bracket(axes, left + 0.2, left + 3.5, 1.95, -0.1, GREY)
+        say(axes, left + 1.85, 1.65, "local rank", SIZE, GREY)
+        arrow(axes, (left + 1.85, 1.3), (left + 1.85, 0.77), style="<|-|>")
+    box(axes, 0.1, 0.12, 7.6, 0.62, "network between the nodes: slower than inside one", YELLOW)
     return axes
 
 
 def launchers():
     """Who starts the ranks: srun, or torchrun."""
     axes = sheet(4.9)
-    for left, title in ((0.1, "srun"), (5.95, "srun, then torchrun")):
-        say(axes, left + 2.75, 4.5, title, 20, va="baseline", weight="bold")
-        box(axes, left + 1.75, 3.65, 2.0, 0.6, "srun", YELLOW)
+    for left, title in ((0.1, "srun"), (4.0, "srun, then torchrun")):
+        say(axes, left + 1.85, 4.55, title, 19, va="baseline", weight="bold")
+        box(axes, left + 1.05, 3.7, 1.6, 0.6, "srun", YELLOW)
         for node in (0, 1):
-            x = left + node * 2.85
-            box(axes, x, 0.15, 2.65, 2.8, color="white", ec=GREY)
-            say(axes, x + 1.32, 0.42, f"node {node}", SMALL, GREY)
-            middle, ranks = x + 1.32, [x + 0.1 + local * 0.63 for local in range(4)]
+            x = left + node * 1.88
+            box(axes, x, 0.1, 1.82, 2.9, color="white", ec=GREY)
+            say(axes, x + 0.91, 0.4, f"node {node}", SMALL, GREY)
+            middle, ranks = x + 0.91, [x + 0.07 + local * 0.425 for local in range(4)]
             if left > 1:
-                arrow(axes, (left + 2.75, 3.62), (middle, 2.82), lw=1.6)
-                box(axes, x + 0.4, 2.2, 1.85, 0.6, "torchrun", SEND, size=17)
+                arrow(axes, (left + 1.85, 3.67), (middle, 2.87), lw=1.6)
+                box(axes, x + 0.25, 2.25, 1.32, 0.6, "torchrun", SEND)
             for local, begin in enumerate(ranks):
-                start = (left + 2.75, 3.62) if left < 1 else (middle, 2.18)
-                arrow(axes, start, (begin + 0.28, 1.43), lw=1.4, mutation_scale=13)
-                box(axes, begin, 0.75, 0.57, 0.65, str(node * 4 + local), RANKS[local], size=20)
+                start = (left + 1.85, 3.67) if left < 1 else (middle, 2.23)
+                arrow(axes, start, (begin + 0.2, 1.45), lw=1.4, mutation_scale=13)
+                box(axes, begin, 0.75, 0.4, 0.66, str(node * 4 + local), RANKS[local], size=20)
+    axes.plot([3.9, 3.9], [0.2, 4.8], color=LINE, lw=1.5)
     return axes
 
 
@@ -358,169 +643,482 @@ def groups():
     """The process groups of lesson 9: one in each node, one with a rank of every node."""
     axes = sheet(4.7)
     for node in (0, 1):
-        left = 0.1 + node * 6.0
-        box(axes, left, 0.75, 5.4, 3.8, color="white", ec=GREY)
-        say(axes, left + 2.7, 4.2, f"node {node}", SIZE, weight="bold")
+        left = 0.1 + node * 4.1
+        box(axes, left, 0.75, 3.5, 3.85, color="white", ec=GREY)
+        say(axes, left + 1.75, 4.3, f"node {node}", SIZE, weight="bold")
         ink = "#0072B2"
-        box(axes, left + 0.2, 1.05, 5.0, 1.35, color="none", ec=ink, lw=4)
+        box(axes, left + 0.12, 1.0, 3.26, 1.35, color="none", ec=ink, lw=4)
         for local in range(4):
             rank = node * 4 + local
-            box(axes, left + 0.45 + local * 1.17, 1.3, 1.0, 0.85, str(rank), "#dfe5ea", size=22)
-        say(axes, left + 2.7, 0.37, f"within node {node}", SIZE, ink, weight="bold")
+            box(axes, left + 0.25 + local * 0.77, 1.25, 0.69, 0.85, str(rank), "#dfe5ea", size=22)
+        say(axes, left + 1.75, 0.37, f"within node {node}", SIZE, ink, weight="bold")
     color = "#C24E00"
-    axes.plot([1.05, 1.05, 7.05, 7.05], [2.2, 3.3, 3.3, 2.2], color=color, lw=5)
-    say(axes, 3.2, 3.65, "between nodes: 0 and 4", SIZE, color, weight="bold")
+    axes.plot([0.69, 0.69, 4.79, 4.79], [2.15, 3.2, 3.2, 2.15], color=color, lw=5)
+    words = "between nodes: 0 and 4"
+    say(axes, 0.45, 3.57, words, SIZE, color, "left", weight="bold")
     return axes
 
 
 def chunks():
     """An HDF5 file in chunks: who wants one image reads the whole chunk."""
-    axes = sheet(4.6)
-    box(axes, 0.1, 0.2, 11.4, 4.2, color="white", ec=GREY)
-    say(axes, 0.4, 4.08, "mnist.h5", SIZE, ha="left", weight="bold")
-    say(axes, 0.4, 3.3, "images", SIZE, ha="left")
+    axes = sheet(4.7)
+    box(axes, 0.1, 1.35, 7.6, 3.25, color="white", ec=GREY)
+    say(axes, 0.3, 4.28, "mnist.h5", SIZE, ha="left", weight="bold")
+    say(axes, 0.3, 3.45, "images", SIZE, ha="left")
     labels = ["0", "1", "2", "3", "...", "233", "234"]
     wanted = 2
     for i, label in enumerate(labels):
-        x = 1.9 + i * 1.34
-        width = 1.24 if label != "234" else 0.64
+        x = 1.3 + i * 0.93
+        width = 0.87 if label != "234" else 0.6
         color = YELLOW if i == wanted else "white" if label == "..." else "#cfe3f1"
-        box(axes, x, 2.9, width, 0.8, label, color, size=19)
-    say(axes, 0.4, 2.0, "chunk 2", SIZE, ha="left")
+        box(axes, x, 3.1, width, 0.7, label, color, size=19)
+    say(axes, 0.3, 2.16, "chunk 2", SIZE, ha="left")
     for i in range(16):
         color = RANKS[1] if i == 9 else YELLOW
-        box(axes, 1.9 + i * 0.57, 1.65, 0.5, 0.7, color=color)
-    left = 1.9 + wanted * 1.34
-    axes.plot([left, 1.9], [2.88, 2.38], color=GREY, lw=1.5)
-    axes.plot([left + 1.24, 1.9 + 15 * 0.57 + 0.5], [2.88, 2.38], color=GREY, lw=1.5)
-    arrow(axes, (1.9 + 9 * 0.57 + 0.25, 1.2), (1.9 + 9 * 0.57 + 0.25, 1.6), RANKS[1])
-    say(axes, 6.4, 0.85, "one image is wanted: all 256 of its chunk are read", SIZE)
-    say(axes, 6.4, 0.48, "235 chunks of 256 images; the last one holds 96", SMALL, GREY)
+        box(axes, 1.3 + i * 0.39, 1.85, 0.34, 0.65, color=color)
+    left = 1.3 + wanted * 0.93
+    axes.plot([left, 1.3], [3.08, 2.53], color=GREY, lw=1.5)
+    axes.plot([left + 0.87, 1.3 + 15 * 0.39 + 0.34], [3.08, 2.53], color=GREY, lw=1.5)
+    middle = 1.3 + 9 * 0.39 + 0.17
+    arrow(axes, (middle, 1.2), (middle, 1.8), RANKS[1], lw=3)
+    say(axes, 3.9, 0.9, "One image is wanted: all 256 of its chunk are read.", SIZE)
+    say(axes, 3.9, 0.4, "235 chunks of 256 images; the last one holds 96", SMALL, GREY)
     return axes
 
 
 def streaming():
-    """Chunks in a new order, shared out to ranks and their workers."""
+    """Chunks in a new order, divided among ranks and their workers."""
     order = [11, 4, 14, 0, 9, 6, 2, 13, 7, 15, 1, 10, 5, 12, 3, 8]
-    axes = sheet(4.9)
-    say(axes, 0.1, 4.65, "the chunks of the file, in the new order of this epoch", SIZE, ha="left")
+    axes = sheet(5.6)
+    say(axes, 3.9, 5.3, "the chunks of the file, in the new order of this epoch", SIZE)
     for i, chunk in enumerate(order):
-        box(axes, 0.1 + i * 0.72, 3.65, 0.66, 0.66, str(chunk), RANKS[i // 4], size=19)
+        box(axes, 0.1 + i * 0.477, 4.45, 0.43, 0.6, str(chunk), RANKS[i // 4])
     for rank, color in enumerate(RANKS):
-        left = 0.1 + rank * 2.88
-        box(axes, left, 0.2, 2.76, 2.95, color="white", ec=color, lw=2.5)
-        say(axes, left + 1.38, 2.83, f"rank {rank}", SIZE, color, weight="bold")
-        arrow(axes, (left + 1.38, 3.62), (left + 1.38, 3.18), color)
+        left = 0.1 + rank * 1.91
+        box(axes, left, 0.72, 1.84, 3.3, color="white", ec=color, lw=2.5)
+        say(axes, left + 0.92, 3.75, f"rank {rank}", SIZE, color, weight="bold")
+        arrow(axes, (left + 0.92, 4.42), (left + 0.92, 4.05), color)
         for worker in (0, 1):
-            x = left + 0.14 + worker * 1.26
+            y = 2.2 - worker * 1.38
             mine = order[rank * 4 + worker * 2 :][:2]
-            box(axes, x, 0.4, 1.2, 2.05, color=PALE)
-            say(axes, x + 0.6, 2.15, f"worker {worker}", 14)
+            box(axes, left + 0.12, y, 1.6, 1.3, color=PALE)
+            say(axes, left + 0.92, y + 1.03, f"worker {worker}", SMALL)
             for i, chunk in enumerate(mine):
-                box(axes, x + 0.23, 1.3 - i * 0.75, 0.74, 0.62, str(chunk), color, size=19)
+                box(axes, left + 0.24 + i * 0.71, y + 0.13, 0.65, 0.62, str(chunk), color, size=19)
+    say(axes, 3.9, 0.35, "simplified: a share can also end in the middle of a chunk", SMALL, GREY)
+    return axes
+
+
+def shuffle_buffer():
+    """Lesson 11's shuffle buffer: whole chunks are read, and their images mixed."""
+    axes = sheet(5.9)
+    order, colors = [11, 4, 14, 7, 9, 6, 2, 13], ["#cfe3f1", YELLOW, DONE, SEND]
+    say(axes, 0.1, 5.65, "1. The chunks of the file, in random order", SIZE, ha="left")
+    for i, chunk in enumerate(order):
+        color = colors[i] if i < 4 else "white"
+        box(axes, 0.1 + i * 0.955, 4.7, 0.91, 0.6, str(chunk), color, ec=GREY, lw=1)
+    bracket(axes, 0.1, 0.1 + 4 * 0.955 - 0.05, 4.58, -0.1)
+    bracket(axes, 0.1 + 4 * 0.955, 7.7, 4.58, -0.1, GREY)
+    say(axes, 5.8, 4.3, "later", SIZE, GREY)
+    arrow(axes, (2.0, 4.55), (2.0, 4.12), lw=3)
+    say(axes, 0.1, 3.87, "2. A worker reads 8 chunks at once (here 4): the buffer", SIZE, ha="left")
+    mixed = [2, 0, 3, 1, 1, 3, 0, 2, 0, 2, 1, 3, 3, 1, 2, 0]
+
+    def images(y, row):
+        for i, chunk in enumerate(row):
+            box(axes, 0.13 + i * 0.478, y, 0.42, 0.55, str(order[chunk]), colors[chunk], size=SMALL)
+
+    images(3.05, [i // 4 for i in range(16)])
+    arrow(axes, (3.9, 2.97), (3.9, 2.47), lw=3)
+    say(axes, 0.1, 2.2, "3. Its images, mixed", SIZE, ha="left")
+    images(1.4, mixed)
+    say(axes, 0.1, 0.95, "4. Batch after batch", SIZE, ha="left")
+    for i in range(4):
+        x = 0.13 + i * 4 * 0.478
+        bracket(axes, x, x + 4 * 0.478 - 0.06, 1.32, -0.1)
+    for i in range(4):
+        box(axes, 0.13 + i * 1.912, 0.15, 1.85, 0.5, f"batch {i}")
     return axes
 
 
 def slurm():
     """From the login node to ranks on compute nodes."""
-    axes = sheet(4.4)
-    box(axes, 0.1, 1.2, 2.5, 2.0, "login node\n\nyou type here")
-    box(axes, 4.1, 1.2, 2.2, 2.0, "queue\n\nyou wait", YELLOW)
-    arrow(axes, (2.65, 2.2), (4.05, 2.2))
-    say(axes, 3.35, 2.5, "salloc", SMALL)
-    say(axes, 7.25, 2.5, "granted", SMALL)
-    arrow(axes, (6.35, 2.2), (8.05, 2.2))
-    box(axes, 8.1, 0.3, 3.4, 3.95, color="white", ec=GREY)
-    say(axes, 9.8, 3.98, "your allocation", SMALL, GREY)
+    axes = sheet(4.6)
+    box(axes, 0.1, 1.55, 1.75, 1.9, "login node\n\nyou type\nhere")
+    box(axes, 2.9, 1.55, 1.1, 1.9, "queue\n\nyou\nwait", YELLOW)
+    arrow(axes, (1.9, 2.5), (2.85, 2.5))
+    say(axes, 2.36, 2.8, "salloc", SMALL)
+    say(axes, 4.52, 2.8, "granted", SMALL)
+    arrow(axes, (4.05, 2.5), (4.97, 2.5))
+    box(axes, 5.02, 0.75, 2.68, 3.75, color="white", ec=GREY)
+    say(axes, 6.36, 4.22, "your allocation", SMALL, GREY)
     for node in (0, 1):
-        y = 2.15 - node * 1.6
-        box(axes, 8.3, y, 3.0, 1.45)
-        say(axes, 9.8, y + 1.2, f"node {node}", SMALL)
+        y = 2.5 - node * 1.63
+        box(axes, 5.12, y, 2.48, 1.5)
+        say(axes, 6.36, y + 1.23, f"node {node}", SMALL)
         for local in range(4):
             label = str(node * 4 + local)
-            box(axes, 8.42 + local * 0.71, y + 0.2, 0.63, 0.68, label, RANKS[local], size=19)
-    say(axes, 4.3, 0.55, "srun starts a process for each task, on the nodes", SIZE)
+            box(axes, 5.21 + local * 0.585, y + 0.18, 0.53, 0.75, label, RANKS[local], size=19)
+    say(axes, 3.9, 0.35, "srun starts a process for each task, on the nodes", SIZE)
     return axes
 
 
 def restart():
     """Steps, snapshots, a failure, and the second start of lesson 12."""
-    axes = sheet(4.6)
-    left, step = 1.9, 0.055  # where step 0 is; inches a step
+    axes = sheet(5.0)
+    left, step = 1.0, 0.0385  # where step 0 is; inches a step
 
-    def row(y, name, begin, end, color):
-        say(axes, 1.7, y + 0.35, name, SIZE, ha="right")
-        box(axes, left + begin * step, y, (end - begin) * step, 0.7, "", color)
+    def at(number):
+        return left + number * step
 
-    row(3.2, "start 1", 0, 100, RANKS[0])
-    row(1.7, "start 2", 50, 170, RANKS[2])
-    axes.add_patch(Rectangle((left + 50 * step, 3.2), 50 * step, 0.7, fc=SEND, ec="none"))
-    say(axes, left + 25 * step, 3.55, "steps 1 to 50", SMALL, "white")
-    say(axes, left + 75 * step, 3.55, "51 to 100: lost", SMALL)
-    say(axes, left + 75 * step, 2.05, "51 to 100 again", SMALL, "white")
-    for at in (50, 100, 150):
-        y = 3.2 if at == 50 else 1.7
-        axes.plot([left + at * step] * 2, [y - 0.12, y + 0.82], color=INK, lw=4)
-        above = y + 1.02 if at == 50 else y - 0.35
-        say(axes, left + at * step, above, "snapshot", SMALL)
-    say(axes, left + 100 * step + 0.15, 3.55, "a rank fails: all are ended", SIZE, RANKS[1], "left")
-    arrow(axes, (left + 50 * step, 3.05), (left + 50 * step, 2.45))
-    say(axes, left + 50 * step + 0.12, 2.75, "loads it", SMALL, ha="left")
-    arrow(axes, (left + 170 * step, 2.05), (left + 174 * step + 0.1, 2.05), RANKS[2])
-    say(axes, 5.8, 0.55, "The second start takes the steps that the first would have taken.", SIZE)
+    for y, name, begin, end, color in (
+        (3.55, "start 1", 0, 100, RANKS[0]),
+        (1.75, "start 2", 50, 165, RANKS[2]),
+    ):
+        say(axes, 0.9, y + 0.37, name, SIZE, ha="right")
+        box(axes, at(begin), y, (end - begin) * step, 0.75, "", color)
+    axes.add_patch(Rectangle((at(50), 3.55), 50 * step, 0.75, fc=SEND, ec="none"))
+    say(axes, at(25), 3.91, "steps 1 to 50", SMALL, "white")
+    say(axes, at(75), 3.91, "51 to 100: lost", SMALL)
+    say(axes, at(75), 2.11, "51 to 100 again", SMALL, "white")
+    for number in (50, 100, 150):
+        y = 3.55 if number == 50 else 1.75
+        axes.plot([at(number)] * 2, [y - 0.12, y + 0.87], color=INK, lw=4)
+        say(axes, at(number), y + 1.07 if number == 50 else y - 0.32, "snapshot", SMALL)
+    say(axes, at(100) + 0.15, 3.92, "a rank fails:\nall ranks are ended", SIZE, RANKS[1], "left")
+    arrow(axes, (at(50), 3.4), (at(50), 2.55))
+    say(axes, at(50) + 0.15, 2.98, "loads the snapshot", SMALL, ha="left")
+    arrow(axes, (at(165), 2.12), (7.72, 2.12), RANKS[2])
+    say(axes, 3.9, 0.55, "Start 2 takes the steps that\nstart 1 would have taken.", SIZE)
+    return axes
+
+
+def accumulation():
+    """Four micro-batches, one all_reduce and one step: lesson 13's no_sync."""
+    axes = sheet(5.6)
+    width = 1.27
+    bracket(axes, 1.0, 1.0 + 3 * width - 0.06, 5.15)
+    say(axes, 1.0 + 1.5 * width, 5.37, "with model.no_sync()", SMALL, family=MONO)
+    for i in range(4):
+        x = 1.0 + i * width
+        last = i == 3
+        say(axes, x + 0.6, 4.83, f"batch {i + 1}", SIZE, weight="bold" if last else "normal")
+        box(axes, x, 3.55, width - 0.06, 1.0, "forward,\nbackward", COMPUTE, size=SMALL)
+        arrow(axes, (x + 0.6, 3.52), (x + 0.6, 3.13), lw=1.8, mutation_scale=15)
+        box(axes, x, 1.35, width - 0.06, 1.75, color="white", ec=LINE, ls="--")
+        for part in range(i + 1):
+            label = f"{part + 1}"
+            y = 1.4 + part * 0.42
+            box(axes, x + 0.08, y, width - 0.22, 0.38, label, "#cfe3f1", size=SMALL)
+    say(axes, 0.92, 4.05, "each\nrank", SMALL, GREY, "right")
+    say(axes, 0.92, 2.2, "kept", SMALL, GREY, "right")
+    box(axes, 6.3, 1.35, 1.42, 1.75, "all_reduce,\nonce", SEND, size=SMALL)
+    arrow(axes, (6.04, 2.22), (6.28, 2.22), lw=1.8, mutation_scale=14)
+    box(axes, 6.3, 3.55, 1.42, 1.0, "optimizer\nstep", DONE, size=SMALL)
+    arrow(axes, (7.0, 3.12), (7.0, 3.52), lw=1.8, mutation_scale=15)
+    say(axes, 2.85, 1.05, "gradients add up, nothing is sent", SIZE)
+    say(
+        axes,
+        3.9,
+        0.45,
+        "4 batches per rank, 1 message: the same step as one\nbatch that is 4 times as large",
+        SMALL,
+        GREY,
+    )
     return axes
 
 
 def shards():
     """Ratings dealt out to files, then shuffled in each."""
-    axes, order = sheet(3.6), [3, 0, 2, 1]
-    say(axes, 0.1, 3.3, "ratings, as they come", SMALL, GREY, "left")
-    say(axes, 4.5, 3.3, "1. dealt out like cards", SMALL, GREY, "left")
-    say(axes, 8.6, 3.3, "2. shuffled in each file", SMALL, GREY, "left")
-    for i in range(16):
-        x, y = 0.1 + i % 4 * 0.66, 2.35 - i // 4 * 0.72
-        box(axes, x, y, 0.6, 0.6, str(i), RANKS[i // 4], size=17)
-    for file in range(4):
-        y = 2.35 - file * 0.72
-        say(axes, 4.4, y + 0.3, f"file {file}", SMALL, GREY, "right")
+    axes, order = sheet(3.7), [3, 0, 2, 1]
+    deal = [[2, 0, 3, 1], [1, 3, 0, 2], [0, 2, 1, 3], [3, 1, 2, 0]]  # each part is shuffled
+    for x, title in (
+        (1.1, "parts of the\nratings"),
+        (4.35, "1. each dealt out\nlike cards"),
+        (6.72, "2. each file\nshuffled"),
+    ):
+        say(axes, x, 3.32, title, SMALL, GREY)
+    for part in range(4):
         for place in range(4):
-            number = place * 4 + file
-            box(axes, 4.5 + place * 0.66, y, 0.6, 0.6, str(number), RANKS[place], size=17)
-            number = order[(place + file) % 4] * 4 + file
-            box(axes, 8.6 + place * 0.66, y, 0.6, 0.6, str(number), RANKS[number // 4], size=17)
-    arrow(axes, (2.85, 1.6), (3.6, 1.6))
-    arrow(axes, (7.35, 1.6), (8.4, 1.6))
+            x, y = 0.1 + place * 0.5, 2.2 - part * 0.68
+            box(axes, x, y, 0.45, 0.58, str(part * 4 + place), RANKS[part], size=SMALL)
+    for file in range(4):
+        y = 2.2 - file * 0.68
+        say(axes, 3.28, y + 0.28, f"file {file}", SMALL, GREY, "right")
+        numbers = [part * 4 + deal[part][file] for part in range(4)]
+        shuffled = [numbers[order[(place + file) % 4]] for place in range(4)]
+        for left, row in ((3.35, numbers), (5.75, shuffled)):
+            for place, number in enumerate(row):
+                box(
+                    axes,
+                    left + place * 0.5,
+                    y,
+                    0.45,
+                    0.58,
+                    str(number),
+                    RANKS[number // 4],
+                    size=SMALL,
+                )
+    arrow(axes, (2.12, 1.48), (2.6, 1.48))
+    arrow(axes, (5.34, 1.48), (5.72, 1.48))
+    return axes
+
+
+def recommender():
+    """Lesson 14: of a table's gradient only the rows that a batch has used are sent."""
+    axes = sheet(5.9)
+    touched = [[2, 5, 7], [5, 9, 1]]  # the users in each rank's batch
+    for rank, left in ((0, 0.1), (1, 5.6)):
+        color = RANKS[rank]
+        users = ", ".join(map(str, touched[rank]))
+        say(axes, left + 1.2, 5.68, f"rank {rank}", SIZE, color, weight="bold")
+        say(axes, left + 1.2, 5.36, f"users {users}", SMALL, color)
+        for row in range(10):
+            y = 4.86 - row * 0.345
+            used = row in touched[rank]
+            say(axes, left + 0.3, y + 0.13, str(row), SMALL, color if used else GREY, "right")
+            for column in range(9):
+                x = left + 0.38 + column * 0.19
+                face = color if used else "white"
+                axes.add_patch(Rectangle((x, y), 0.19, 0.3, fc=face, ec=LINE, lw=1))
+    say(axes, 3.9, 5.3, "gradient of the table:\na row for each user", SIZE)
+    box(axes, 2.72, 1.75, 2.36, 2.95, color=YELLOW)
+    say(axes, 3.9, 4.44, "all_gather", SIZE, weight="bold")
+    rows = [(rank, row) for rank in (0, 1) for row in touched[rank]]
+    for i, (rank, row) in enumerate(rows):
+        y = 3.83 - i * 0.39
+        box(axes, 2.85, y, 0.42, 0.34, str(row), "white", RANKS[rank], size=SMALL)
+        for column in range(9):
+            x = 3.35 + column * 0.18
+            axes.add_patch(Rectangle((x, y), 0.18, 0.34, fc=RANKS[rank], ec="white", lw=1))
+    arrow(axes, (2.22, 3.2), (2.69, 3.2), RANKS[0], lw=3)
+    arrow(axes, (5.58, 3.2), (5.11, 3.2), RANKS[1], lw=3)
+    say(
+        axes,
+        3.9,
+        1.28,
+        "Each rank gets the numbers and gradients of these\nrows, not of the whole table.",
+        SIZE,
+    )
+    say(
+        axes,
+        3.9,
+        0.45,
+        "What comes twice (here row 5) is added up.\n"
+        "SparseAdam changes only these rows. Movies: a second table.",
+        SMALL,
+        GREY,
+    )
+    return axes
+
+
+def accelerate():
+    """What lesson 15 writes by hand and as calls of Accelerate, side by side."""
+    rows = [
+        (["init_process_group()"], ["Accelerator()"]),
+        (
+            ["model.to(device)", "DistributedDataParallel", "DistributedSampler", "x.to(device)"],
+            [".prepare(", "  model,", "  optimizer,", "  loader)"],
+        ),
+        (["loss.backward()"], [".backward(loss)"]),
+        (["all_reduce(losses)"], [".reduce(losses)"]),
+        (["get_rank() == 0"], [".is_main_process"]),
+        (["barrier()"], [".wait_for_everyone()"]),
+        (["destroy_process_group()"], [".end_training()"]),
+    ]
+    axes = sheet(5.7)
+    say(axes, 0.25, 5.43, "by hand (lesson 10)", SIZE, ha="left", weight="bold")
+    say(axes, 4.5, 5.43, "with an Accelerator", SIZE, ha="left", weight="bold")
+    y = 5.15
+    for left, right in rows:
+        height = 0.3 * len(left) + 0.21
+        y -= height + 0.07
+        box(axes, 0.1, y, 3.65, height, color=PALE)
+        box(axes, 4.35, y, 3.35, height, color=YELLOW)
+        arrow(axes, (3.8, y + height / 2), (4.3, y + height / 2), lw=2)
+        for x, lines in ((0.25, left), (4.5, right)):
+            for i, line in enumerate(lines):
+                at = y + height - 0.26 - i * 0.3
+                say(axes, x, at, line, SMALL, ha="left", family=MONO)
+    return axes
+
+
+def powersgd():
+    """PowerSGD: two thin matrices are sent in place of a gradient; the error is kept."""
+    n, m, r = 1536, 512, 8  # lesson 16's layer fc1 and its MATRIX_RANK
+    axes = sheet(5.7)
+    box(axes, 0.6, 3.15, 2.3, 1.75, "M", COMPUTE, size=26)
+    say(axes, 1.75, 5.3, f"the gradient of a layer\n{n} × {m} = {n * m:,}", SMALL)
+    say(axes, 3.3, 4.02, "≈", 30)
+    box(axes, 3.75, 3.15, 0.5, 1.75, "P", SEND, size=26)
+    say(axes, 4.0, 5.12, f"{n} × {r}", SMALL)
+    say(axes, 4.62, 4.02, "×", 30)
+    box(axes, 5.0, 3.77, 2.3, 0.5, "Q", SEND, size=26)
+    say(axes, 6.15, 4.5, f"{r} × {m}", SMALL)
+    bracket(axes, 3.75, 7.3, 2.95, -0.1)
+    arrow(axes, (5.52, 2.93), (5.52, 2.57), SENT, lw=3)
+    box(axes, 3.75, 1.5, 3.55, 1.05, f"all_reduce of P and Q only:\n{r * (n + m):,} numbers", SEND)
+    box(axes, 0.6, 1.5, 2.3, 1.05, "error = M − P × Q\nstays on the rank", DONE, size=SMALL)
+    arrow(axes, (2.3, 3.12), (2.3, 2.58))
+    points = [(0.58, 2.0), (0.25, 2.0), (0.25, 4.02), (0.45, 4.02)]
+    axes.plot(*zip(*points), color=RANKS[2], lw=3)
+    arrow(axes, (0.4, 4.02), (0.6, 4.02), RANKS[2], lw=3)
+    say(
+        axes,
+        3.9,
+        0.8,
+        "The error is added to the gradient of the next step:\nwhat is left out now is sent later.",
+        SIZE,
+    )
+    return axes
+
+
+def skipped_collective():
+    """A hang: rank 2 skips a collective, and the others wait in it until the timeout."""
+    axes = sheet(5.5)
+    say(axes, 1.95, 5.15, "all_reduce\nnumber 1", SMALL)
+    say(axes, 4.8, 5.15, "all_reduce\nnumber 2", SMALL)
+    for rank, color in enumerate(RANKS):
+        y = 4.05 - rank * 0.9
+        say(axes, 0.85, y + 0.32, f"rank {rank}", SIZE, color, "right", weight="bold")
+        box(axes, 1.0, y, 0.5, 0.65, color=COMPUTE)
+        box(axes, 1.53, y, 0.85, 0.65, "done", DONE, size=SMALL)
+        box(axes, 2.41, y, 0.7, 0.65, color=COMPUTE)
+        if rank == 2:
+            box(
+                axes,
+                3.14,
+                y,
+                0.9,
+                0.65,
+                "if ...",
+                "white",
+                size=SMALL,
+                ec=RANKS[1],
+                ls="--",
+                lw=2.5,
+            )
+            box(axes, 4.07, y, 2.4, 0.65, "goes on without it", COMPUTE, size=SMALL)
+            say(axes, 7.11, y + 0.32, "is ended", SMALL, GREY)
+            continue
+        box(axes, 3.14, y, 3.35, 0.65, "waits for rank 2", "#fbe6d6", size=SMALL, ec=SENT)
+        box(axes, 6.52, y, 1.18, 0.65, "error", "#a31515", "white", weight="bold")
+    axes.plot([6.5] * 2, [1.2, 4.85], color="#a31515", lw=2.5, ls=":")
+    say(axes, 6.95, 5.15, "timeout", SIZE, "#a31515", weight="bold")
+    say(axes, 3.9, 0.93, "The error comes from the ranks that waited, not from rank 2.", SMALL)
+    time_axis(axes, 1.0, 7.7, 0.5)
     return axes
 
 
 def sharded():
     """What a rank holds of the model between the steps: with DDP all, with FSDP a part."""
-    axes, unit = sheet(4.9), 0.95  # inches high for 4 bytes a parameter
-    parts = [("Adam's states", 2, "#bfe6d2"), ("gradients", 1, SEND), ("parameters", 1, COMPUTE)]
-    for left, title, share in ((0.1, "DDP", 1), (6.0, "fully_shard, 4 ranks", 4)):
-        say(axes, left + 2.7, 4.55, title, 20, va="baseline", weight="bold")
+    axes, unit = sheet(5.4), 0.82  # inches high for 4 bytes a parameter
+    parts = [("Adam's states", 2, DONE), ("gradients", 1, SEND), ("parameters", 1, COMPUTE)]
+    for left, title, share in ((0.1, "DDP", 1), (4.0, "fully_shard, 4 ranks", 4)):
+        say(axes, left + 1.85, 5.05, title, 19, va="baseline", weight="bold")
         for rank in range(4):
-            x, y = left + rank * 1.38, 0.62
-            say(axes, x + 0.64, 0.3, f"rank {rank}", SMALL)
+            x, y = left + rank * 0.94, 1.5
+            say(axes, x + 0.44, 1.25, f"rank {rank}", SMALL, RANKS[rank], weight="bold")
             if share > 1:  # what the other ranks hold
-                box(axes, x, y, 1.28, 4 * unit - 0.03, color="white", ec="#c9d0d8", ls="--")
+                box(axes, x, y, 0.88, 4 * unit - 0.03, color="white", ec="#c9d0d8", ls="--")
             # From below: parameters, gradients, states, each as high as it has bytes.
-            for name, size, color in reversed(parts):
+            for _, size, color in reversed(parts):
                 height = size * unit / share
-                axes.add_patch(Rectangle((x, y), 1.28, height, fc=color, ec="white", lw=1.5))
+                axes.add_patch(Rectangle((x, y), 0.88, height, fc=color, ec="white", lw=1.5))
                 if share == 1:
-                    label = f"{name}\n{4 * size} bytes".replace("Adam's ", "Adam's\n")
-                    say(axes, x + 0.64, y + height / 2, label, 13)
+                    say(axes, x + 0.44, y + height / 2, str(4 * size), SIZE)
                 y += height
     background = {"fc": "white", "ec": "none"}
-    say(axes, 8.7, 2.9, "16 / 4 = 4 bytes a parameter", SIZE, bbox=background)
+    words = "16 / 4 = 4 bytes\nper parameter"
+    say(axes, 5.85, 3.5, words, SIZE, bbox=background)
+    say(axes, 3.9, 0.8, "bytes that a rank keeps for each parameter of the model", SMALL, GREY)
+    for x, (name, _, color) in zip((0.3, 2.9, 5.1), parts):
+        box(axes, x, 0.2, 0.36, 0.34, color=color)
+        say(axes, x + 0.46, 0.36, name, SIZE, ha="left")
     return axes
 
 
-def plot(title=""):
+def fsdp_time():
+    """One rank of lesson 17 over the time: what it gathers, computes, frees and sends."""
+    axes = sheet(5.6)
+    slot, left = 0.945, 1.08
+
+    def bars(y, height, entries, color):
+        for place, label in entries.items():
+            x = left + place * slot
+            box(axes, x, y, slot - 0.05, height, label, color, size=SMALL)
+
+    say(axes, 1.0, 4.1, "compute", SMALL, GREY, "right")
+    bars(3.65, 0.9, {1: "layer 1", 2: "layer 2", 4: "layer 2", 5: "layer 1"}, COMPUTE)
+    bracket(axes, left + slot, left + 3 * slot - 0.05, 4.72)
+    say(axes, left + 2 * slot, 4.97, "forward", SIZE, weight="bold")
+    bracket(axes, left + 4 * slot, left + 6 * slot - 0.05, 4.72)
+    say(axes, left + 5 * slot, 4.97, "backward", SIZE, weight="bold")
+    say(axes, 1.0, 2.95, "network", SMALL, GREY, "right")
+    gather = {0: "gather\n1", 1: "gather\n2", 3: "gather\n2", 4: "gather\n1"}
+    bars(2.5, 0.9, gather, SEND)
+    bars(2.5, 0.9, {5: "scatter\n2", 6: "scatter\n1"}, "#e6bfe0")
+    say(axes, 1.0, 1.97, "whole\nlayers", SMALL, GREY, "right")
+    for place, number in ((1, 1), (2, 2), (4, 2), (5, 1)):
+        x = left + place * slot
+        box(axes, x, 1.75, slot - 0.05, 0.42, str(number), YELLOW, size=SMALL)
+    for place in (3, 6):
+        say(axes, left + (place + 0.47) * slot, 1.96, "freed", SMALL, GREY)
+    say(
+        axes,
+        0.1,
+        1.35,
+        "gather: all_gather of parameters, before they are needed",
+        SMALL,
+        ha="left",
+    )
+    say(axes, 0.1, 1.02, "scatter: reduce_scatter, the mean of the gradients", SMALL, ha="left")
+    say(axes, 0.1, 5.38, "one rank, a model of two layers", SMALL, GREY, "left")
+    time_axis(axes, left, 7.7, 0.55)
+    return axes
+
+
+def course_map():
+    """All lessons in order: what each adds, and which of them give the same losses."""
+    axes = sheet(7.0, 9.0)
+    first = ["all_reduce", "on GPUs:\nbandwidth", "one\nprocess", "4 times\nthe same"]
+    first += ["gradients\nby hand", "profiler", "DDP", "timing", "learning\nrate"]
+    second = ["all_reduce", "lesson 8\non nodes", "data from\ndisk"]
+    beyond = ["restart", "full\nrecipe", "sparse\ngradients", "Accelerate"]
+    beyond += ["slow\nnetwork", "FSDP"]
+    number, middle = 0, {}
+    for title, top, words in (
+        ("Day 1: one node", 6.74, first),
+        ("Day 2: many nodes", 4.06, second),
+        ("Beyond the two days", 2.4, beyond),
+    ):
+        say(axes, 0.1, top, title, 19, "#003f6b", "left", weight="bold")
+        for i, text in enumerate(words):
+            x, y = 0.1 + i % 5 * 1.775, top - 1.02 - i // 5 * 1.04
+            same = number in (2, 4, 6, 10, 11)
+            color, edge = (DONE, RANKS[2]) if same else (PALE, PALE)
+            box(axes, x, y, 1.7, 0.78, color=color, ec=edge, lw=2.5)
+            say(axes, x + 0.27, y + 0.37, str(number), 19, "#003f6b", weight="bold")
+            say(axes, x + 1.1, y + 0.37, text, SMALL)
+            middle[number] = (x + 0.85, y + 0.39)
+            number += 1
+    # One line joins those with the same losses; it runs between the rows.
+    style = {"color": RANKS[2], "lw": 5, "zorder": 0.5}
+    between = (middle[4][1] + middle[6][1]) / 2
+    axes.plot([middle[4][0], middle[6][0]], [between] * 2, **style)
+    for one in (2, 4, 6):
+        axes.plot([middle[one][0]] * 2, [middle[one][1], between], **style)
+    axes.plot(*zip(middle[6], middle[10]), **style)
+    axes.plot(*zip(middle[10], middle[11]), **style)
+    words = "2 = 4 = 6 = 10 = 11: the same losses,\ngiven the same global batch"
+    say(axes, 2.95, 4.25, words, SIZE, RANKS[2], "left", weight="bold")
+    return axes
+
+
+def plot(height=5.0):
     """Return axes for a chart, with large letters."""
-    figure = Figure(figsize=(11.6, 5.0))
-    axes = figure.add_axes((0.1, 0.24, 0.86, 0.72))
+    figure = Figure(figsize=(WIDTH, height))
+    axes = figure.add_axes((0.13, 0.27, 0.81, 0.7))
     axes.tick_params(labelsize=SIZE, colors=INK)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#d5dae0")
@@ -529,6 +1127,7 @@ def plot(title=""):
 
 
 def source(axes, text):
+    """Say below a chart where its numbers come from."""
     axes.figure.text(0.985, 0.025, text, size=SMALL, color=GREY, ha="right")
 
 
@@ -540,42 +1139,44 @@ def smooth(points, groups=60):
     return xs, [sum(loss for _, loss in part) / len(part) for part in parts]
 
 
-def curves(named, where):
-    """Draw loss curves {label: (points, colour)} over the images seen."""
+def loss_axes(last, where):
+    """Return axes for loss curves over the images seen, up to the last one."""
     axes = plot()
-    for label, (points, color) in named.items():
-        axes.semilogy(*smooth(points), color=color, lw=3.5, label=label)
+    axes.set_yscale("log")
     axes.set_xlabel("images seen", size=SIZE)
     axes.set_ylabel("training loss", size=SIZE)
-    last = max(points[-1][0] for points, _ in named.values())
     axes.set_xlim(0, 1.01 * last)
-    axes.set_xticks(range(0, last + 1, last // 6))
+    axes.set_xticks(range(0, last + 1, round(last / 4000) * 1000))
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
-    axes.set_yticks([0.03, 0.1, 0.3, 1, 3], ["0.03", "0.1", "0.3", "1", "3"])
-    axes.minorticks_off()
-    axes.legend(fontsize=SIZE, frameon=False)
     source(axes, where)
     return axes
+
+
+def finish(axes, ticks):
+    """Label the losses, and the curves."""
+    axes.set_yticks(ticks, [f"{x:g}" for x in ticks])
+    axes.minorticks_off()
+    axes.legend(fontsize=SIZE, frameon=False)
+    return axes
+
+
+def curves(named, where):
+    """Draw loss curves {label: (points, colour)} over the images seen."""
+    axes = loss_axes(max(points[-1][0] for points, _ in named.values()), where)
+    for label, (points, color) in named.items():
+        axes.plot(*smooth(points), color=color, lw=3.5, label=label)
+    return finish(axes, [0.03, 0.1, 0.3, 1, 3])
 
 
 def loss_2():
     """The loss curve of lesson 2."""
     data, where = read("lesson2")
-    axes = plot()
     points = data["curves"][""]
-    axes.semilogy(*zip(*points), color="#b9d4e6", lw=1, label="each batch of 64")
-    axes.semilogy(*smooth(points), color=RANKS[0], lw=3.5, label="mean of about 31 batches")
-    axes.set_xlabel("images seen", size=SIZE)
-    axes.set_ylabel("training loss", size=SIZE)
-    axes.set_xlim(0, 121_000)
-    axes.set_xticks(range(0, 120_001, 20_000))
+    axes = loss_axes(points[-1][0], f"Lesson 2, {where}")
+    axes.plot(*zip(*points), color="#b9d4e6", lw=1, label="each batch of 64")
+    axes.plot(*smooth(points), color=RANKS[0], lw=3.5, label="mean of about 31 batches")
     axes.set_ylim(0.01, 3)
-    axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
-    axes.set_yticks([0.01, 0.03, 0.1, 0.3, 1, 3], ["0.01", "0.03", "0.1", "0.3", "1", "3"])
-    axes.minorticks_off()
-    axes.legend(fontsize=SIZE, frameon=False)
-    source(axes, f"Lesson 2, {where}")
-    return axes
+    return finish(axes, [0.01, 0.03, 0.1, 0.3, 1, 3])
 
 
 def loss_6():
@@ -609,7 +1210,7 @@ def speedup_7():
     for run in data["runs"]:
         ratios.setdefault(run[-1][0], []).append(run[-1][1] / run[0][1])
     places, medians = range(len(ratios)), [statistics.median(x) for x in ratios.values()]
-    bars = axes.bar(places, medians, width=0.5, color="#9cc9e8", label="median")
+    bars = axes.bar(places, medians, width=0.5, color=COMPUTE, label="median")
     axes.bar_label(bars, [f"{x:.2f}" for x in medians], label_type="center", size=22)
     for place, (ranks, each) in enumerate(ratios.items()):
         # One entry each in the legend.
@@ -627,26 +1228,41 @@ def speedup_7():
 
 
 FIGURES = [
-    processes, ring, identical, data_parallel, sampler, buckets, loss_2, loss_6, loss_8, speedup_7,
-    slurm, nodes, launchers, groups, chunks, streaming, restart, shards, sharded,
+    course_map, processes, ring, ring_circle, loss_2, identical, sampler, data_parallel,
+    timeline_by_hand, profiler, buckets, timeline_ddp, loss_6, speedup_7, warm_up, loss_8, slurm,
+    nodes, launchers, groups, skipped_collective, chunks, streaming, shuffle_buffer, restart,
+    accumulation, shards, recommender, accelerate, powersgd, sharded, fsdp_time,
 ]  # fmt: skip
 
 
-def svg(axes, name, made_from):
-    """Return the figure as SVG text; all of its words lie inside of it."""
+def check_text(figure, name):
+    """End if a text is small, cut off, wider than its box, or over another text."""
+    texts = []
+    for text in figure.findobj(matplotlib.text.Text):
+        if not (text.get_text().strip() and text.get_visible()):
+            continue
+        extent = text.get_window_extent()
+        if text.get_size() < SMALL:
+            sys.exit(f"{name}: {text.get_text()!r} is small.")
+        frame = getattr(text, "inside", figure.patch).get_window_extent().padded(1)
+        if not (frame.contains(*extent.min) and frame.contains(*extent.max)):
+            sys.exit(f"{name}: {text.get_text()!r} does not fit.")
+        texts.append((text.get_text(), extent.padded(-3)))
+    for (one, a), (other, b) in itertools.combinations(texts, 2):
+        if a.overlaps(b):
+            sys.exit(f"{name}: {one!r} and {other!r} overlap.")
+
+
+def svg(axes, name, title, made_from):
+    """Return the figure as SVG text; all of its words can be read."""
     figure = axes.figure
     figure.draw_without_rendering()
-    for text in figure.findobj(matplotlib.text.Text):
-        if text.get_text() and text.get_visible():
-            extent = text.get_window_extent()
-            inside = figure.bbox.padded(1)
-            if not (inside.contains(*extent.min) and inside.contains(*extent.max)):
-                sys.exit(f"{name}: {text.get_text()!r} does not fit.")
+    check_text(figure, name)
     # As outlines, so that every machine shows the same letters. Nothing that differs by the run.
     matplotlib.rcParams.update({"svg.fonttype": "path", "svg.hashsalt": name})
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "figure.svg")
-        metadata = {"Date": None, "Title": name, "Description": f"made from {made_from}"}
+        metadata = {"Date": None, "Title": title, "Description": f"made from {made_from}"}
         figure.savefig(path, metadata=metadata)
         return re.sub(r"[ \t]+$", "", path.read_text(), flags=re.M)
 
@@ -664,10 +1280,12 @@ def main():
     stale = {path.name for path in HERE.glob("*.svg")} - {
         f"{draw.__name__}.svg" for draw in FIGURES
     }
+    matplotlib.rcParams["font.sans-serif"] = FONTS
     for draw in FIGURES:
         path = HERE / f"{draw.__name__}.svg"
         if not args.check:
-            path.write_text(svg(draw(), draw.__name__, made_from))
+            title = draw.__doc__.splitlines()[0]
+            path.write_text(svg(draw(), draw.__name__, title, made_from))
         # Another matplotlib may draw another curve: only what a figure is made from is compared.
         elif not path.exists() or made_from not in path.read_text():
             stale.add(path.name)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import h5py
 import torch
-from helpers import LAUNCHER, LESSONS, ROOT, refusal, wait_for
+from helpers import LAUNCHER, LESSONS, ROOT, refusal, sockets, wait_for, works
 
 WITHIN = 30  # seconds from the fault to the end of the job
 LAST = 8  # so many lines are the last ones
@@ -182,21 +182,18 @@ def own_memory():
     """Return a command before a folder and a command: runs that with the folder as /dev/shm."""
     script = 'mount --bind "$1" /dev/shm && shift && exec "$@"'
     before = ["unshare", "--mount", "sh", "-c", script, "sh"]
-    works = subprocess.run([*before, "/tmp", "true"], capture_output=True).returncode == 0
-    return before if works else []
+    return before if works(*before, "/tmp", "true") else []
 
 
 OWN_MEMORY = own_memory()
 
 
 def listeners():
-    """Return {inode of the socket: port} of the ports on which somebody listens."""
-    found = {}
-    for table in ("tcp", "tcp6"):
-        for row in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = row.split()
-            if fields[3] == "0A":
-                found[fields[9]] = int(fields[1].rpartition(":")[2], 16)
+    """Return {inode of the socket: port} of the ports on which this user's processes listen."""
+    found, user = {}, str(os.geteuid())
+    for fields in sockets():
+        if fields[3] == "0A" and fields[7] == user:
+            found[fields[9]] = int(fields[1].rpartition(":")[2], 16)
     return found
 
 

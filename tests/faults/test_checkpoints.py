@@ -7,14 +7,15 @@ on, and a job with other arguments does not take the snapshot.
 import multiprocessing
 import os
 import pickle
-import random
 import signal
 import time
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from catalogue import saw
-from helpers import load_lesson
+from helpers import chooser, load_lesson
+from torch.distributed.checkpoint.api import CheckpointException
 
 BEFORE = "Nothing: lesson 12 goes on from the snapshot before."
 
@@ -27,6 +28,20 @@ class Hostile:
 
     def __reduce__(self):
         return os.system, (f"touch '{self.file}'",)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")  # there is one process here
+def test_the_hostile_files_of_these_tests_do_run_code(tmp_path):
+    """Or the tests below would prove nothing. Lesson 17's checkpoints can do so, and it says so."""
+    content = pickle.dumps(Hostile(tmp_path / "by pickle"))
+    pickle.loads(content)
+    torch.save({"more": Hostile(tmp_path / "by torch")}, tmp_path / "file.pt")
+    torch.load(tmp_path / "file.pt", weights_only=False)
+    content = pickle.dumps(Hostile(tmp_path / "by dcp"))
+    (tmp_path / ".metadata").write_bytes(content)
+    with pytest.raises(CheckpointException):
+        dcp.load({"weight": torch.zeros(1)}, checkpoint_id=tmp_path)
+    assert sorted(x.name for x in tmp_path.glob("by *")) == ["by dcp", "by pickle", "by torch"]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +78,7 @@ def test_the_newest_whole_snapshot_is_loaded(damage, tmp_path, capsys):
 
 
 def test_a_save_that_is_killed_at_any_moment_leaves_a_whole_snapshot(tmp_path):
-    lesson = load_lesson("12")
+    lesson, choose = load_lesson("12"), chooser()
     path = tmp_path / "snapshot.pt"
 
     def save(epoch):  # tensors so small that they need no threads: those do not survive a fork
@@ -82,7 +97,7 @@ def test_a_save_that_is_killed_at_any_moment_leaves_a_whole_snapshot(tmp_path):
             target=save_for_ever, args=(newest + 1,)
         )
         saver.start()
-        time.sleep(0.05 + random.random() / 10)
+        time.sleep(0.05 + choose.random() / 10)
         os.kill(saver.pid, signal.SIGKILL)
         saver.join()
         state = lesson.load(path)

@@ -5,53 +5,57 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 
 import h5py
 import pytest
 import torch
-from catalogue import lesson, nine_images, refused
-from helpers import ALONE, ROOT, cannot, load_lesson
+from catalogue import Job, lesson, nine_images, refused
+from helpers import ALONE, LESSONS, ROOT, cannot, copy_tree, refusal, works
 
 RESTORE = "As it says, in the folder of the repository."
 MAKE = "As it says. With `--force` a file that is there is replaced."
 FULL = "`df -h .` shows what is free."
-TINY = ("--made-up", 640, "--save-every", 2)
+TINY = ("--images", 640, "--save-every", 2)
 
 
-@pytest.mark.parametrize("damage", ["folder missing", "archive missing", "truncated", "one bit"])
-def test_missing_or_damaged_data_gets_one_sentence(damage, tmp_path):
-    shutil.copytree(ROOT / "data" / "MNIST" / "raw", tmp_path / "data" / "MNIST" / "raw")
-    archive = tmp_path / "data" / "MNIST" / "raw" / "train-images-idx3-ubyte.gz"
-    archive.chmod(0o644)
-    whole = archive.read_bytes()
+@pytest.mark.parametrize("damage", ["folder missing", "file missing", "truncated"])
+@pytest.mark.parametrize("lesson_id", ["4", "10"])
+def test_missing_or_damaged_data_gets_one_sentence(lesson_id, damage, tmp_path):
+    folder = tmp_path / "data"
+    copy_tree(ROOT / "data" / "MNIST" / "raw", folder / "MNIST" / "raw")
+    file = folder / "MNIST" / "raw" / "train-images-idx3-ubyte"
     if damage == "folder missing":
-        shutil.rmtree(tmp_path / "data")
-        job = lesson("4", 2, "--data-dir", tmp_path / "data", cwd=tmp_path)
-        output = job.check(
-            "the data is missing", r"\S+ is missing or damaged\. Restore it: .*", RESTORE, status=1
-        )
-        assert output == f"{archive} is missing or damaged. Restore it: git checkout data/MNIST\n"
-        return
-    if damage == "archive missing":
-        archive.unlink()
-    elif damage == "truncated":
-        archive.write_bytes(whole[: len(whole) // 2])
+        shutil.rmtree(folder)
+    elif damage == "file missing":
+        file.unlink()
     else:
-        archive.write_bytes(whole[:1000] + bytes([whole[1000] ^ 1]) + whole[1001:])
-    with pytest.raises(SystemExit) as end:
-        load_lesson("4").load_mnist(tmp_path / "data")
-    sentence = f"{archive} is missing or damaged. Restore it: git checkout data/MNIST"
-    assert end.value.code == sentence
+        os.truncate(file, 1_000_000)
+    sentence = f"{file} is missing or damaged. Restore it: git checkout data/MNIST"
+    if lesson_id == "4" and damage == "folder missing":
+        job = lesson("4", 2, "--data-dir", folder, cwd=tmp_path)
+        says = r"error: argument --data-dir: \S+ is missing or damaged\. Restore it: .*"
+        output = job.check("the data is missing", says, RESTORE, status=2)
+    else:
+        status, output = refusal(lesson_id, "--data-dir", folder, env=ALONE)
+        assert status == 2
+    assert output.endswith(f"error: argument --data-dir: {sentence}\n")
+    assert "Traceback" not in output
 
 
-def test_two_jobs_unpack_the_data_at_once(tmp_path):
+def test_the_first_rank_of_a_node_says_that_data_is_missing(tmp_path):
+    env = ALONE | {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+    assert refusal("10", "--data-dir", tmp_path, env=env) == (2, "")
+
+
+def test_two_jobs_read_the_data_at_once(tmp_path):
     files = [tmp_path / name for name in ("a.h5", "b.h5")]
     jobs = [lesson("create_mnist_h5", "--file", file, cwd=tmp_path) for file in files]
     for job in jobs:
         job.check(
-            "two jobs unpack the archives at once",
+            "two jobs read the data at once",
             r"60,000 images of 28 x 28 .*$",
-            "Nothing: each job unpacks for itself.",
+            "Nothing: reading changes nothing.",
             status=0,
         )
     assert sorted(tmp_path.iterdir()) == files
@@ -101,7 +105,7 @@ def test_writing_that_is_stopped_leaves_the_old_file(how, tmp_path):
 def mounted(folder, *options):
     """Mount something on a folder for a while."""
     folder.mkdir()
-    if os.geteuid() or subprocess.run(["mount", *options, folder], capture_output=True).returncode:
+    if os.geteuid() or not works("mount", *options, folder):
         cannot("needs the right to mount")
     try:
         yield folder
@@ -123,6 +127,61 @@ def test_no_room_for_an_hdf5_file(tmp_path):
             status=1,
         )
         assert list(disk.iterdir()) == []
+
+
+ENLARGE = "As it says. `df -h /dev/shm` shows what is free."
+TOO_FULL = r"^/dev/shm is too full: [\d.]+ MB are needed there, [\d.]+ are free\. .* --shm-size=1g$"
+
+
+def with_shared_memory(size, lesson_id, *arguments):
+    """Return a command that runs a lesson with so much shared memory, as a container has it."""
+    script = 'mount -t tmpfs -o size="$1" tmpfs /dev/shm && shift && exec "$@"'
+    before = ["unshare", "--mount", "sh", "-c", script, "sh", size]
+    if not works(*before, "true"):
+        cannot("needs the right to make a mount namespace")
+    command = (*before, sys.executable, ROOT / LESSONS[lesson_id]["file"], *arguments)
+    return [str(x) for x in command]
+
+
+@pytest.fixture(scope="module")
+def h5_file(tmp_path_factory):
+    """A file for lesson 11 with chunks as large as create_mnist_h5.py makes them."""
+    path = tmp_path_factory.mktemp("h5") / "x.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("images", (20_000, 28, 28), "u1", chunks=(256, 28, 28))
+        file.create_dataset("labels", (20_000,), "i8")
+        file.create_dataset("test_images", (100, 28, 28), "u1", chunks=(100, 28, 28))
+        file.create_dataset("test_labels", (100,), "i8")
+    return path
+
+
+def test_little_shared_memory_for_the_workers(h5_file, tmp_path):
+    command = with_shared_memory("1m", "11", "--file", h5_file, "--batch-size", 1024)
+    job = Job(*command, cwd=tmp_path, env=ALONE)
+    output = job.check("/dev/shm is full: lesson 11 with workers", TOO_FULL, ENLARGE, status=1)
+    assert output.count("\n") == 1
+    # The first rank of a node has said it for all of them.
+    env = {**os.environ, **ALONE, "LOCAL_RANK": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+
+
+@pytest.mark.parametrize(
+    ("size", "lesson_id", "more"),
+    [
+        ("6600k", "11", ("--stream-only", "--batch-size", 1024, "--workers", 2)),
+    ],
+)
+def test_as_much_shared_memory_as_a_lesson_asks_for_is_enough(
+    size, lesson_id, more, h5_file, tmp_path
+):
+    """It asks for 6.6 MB; a tmpfs counts in MiB."""
+    more = (*more, "--file", h5_file) if lesson_id == "11" else more
+    command = with_shared_memory(size, lesson_id, *more, "--epochs", 1)
+    env = {**os.environ, **ALONE}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "\n=> " in done.stdout
 
 
 def test_no_room_for_a_snapshot(tmp_path):

@@ -1,5 +1,6 @@
 """Ports in use, names that cannot be resolved, nodes out of reach, a link that is cut."""
 
+import shlex
 import socket
 import subprocess
 
@@ -47,7 +48,7 @@ def test_a_node_is_out_of_reach_when_a_job_starts(breakable, tmp_path):
     job = on_slurm(breakable, "salloc", "--nodes", 2, "bash", cwd=tmp_path, typed=True)
     job.until("Granted")
     set_link(breakable, "down")
-    job.type(f"{LAUNCHER} 9; exit $?")
+    job.type(f"{shlex.quote(str(LAUNCHER))} 9; exit $?")
     job.check(
         "a node is out of reach when the lesson starts, Slurm",
         r"Task launch for \S+ failed on node node2: Communication connection failure"

@@ -2,11 +2,11 @@
 
 import pytest
 from catalogue import PATIENCE, changed, local, nine_images, refused
-from helpers import ALONE
+from helpers import ALONE, ROOT
 
 
 def test_a_loss_that_is_not_finite_stops_all_ranks(tmp_path):
-    few = ("--made-up", 3198, "--save-every", 5, "--lr", 1e9)
+    few = ("--images", 3198, "--save-every", 5, "--lr", 1e9)
     job = local("2", "12", *few, cwd=tmp_path)
     job.until("ranks: 2")
     output = job.check(
@@ -19,9 +19,9 @@ def test_a_loss_that_is_not_finite_stops_all_ranks(tmp_path):
 
 
 def test_a_rank_has_a_batch_less(tmp_path):
-    line = "[: len(rest) // job.world_size]"
-    file = changed(tmp_path, "12", line, line[:-1] + " - 32 * job.rank]")
-    few = ("--made-up", 640, "--batch-size", 32, "--epochs", 1)
+    line = "[:share].tolist()"
+    file = changed(tmp_path, "12", line, "[: share - 32 * rank].tolist()")
+    few = ("--images", 640, "--batch-size", 32, "--epochs", 1, "--data-dir", ROOT / "data")
     job = local("2", file, *few, cwd=tmp_path, env=PATIENCE)
     job.until("ranks: 2")
     output = job.check(
@@ -34,7 +34,7 @@ def test_a_rank_has_a_batch_less(tmp_path):
 
 
 def test_images_that_are_no_batch_for_every_rank_are_left_out(tmp_path):
-    few = ("--made-up", 65, "--batch-size", 32, "--epochs", 1)
+    few = ("--images", 65, "--batch-size", 32, "--epochs", 1)
     job = local("2", "12", *few, cwd=tmp_path)
     job.check(
         "one image is left for two ranks",

@@ -3,11 +3,12 @@
 import os
 import resource
 import signal
+import sys
 from pathlib import Path
 
 import pytest
-from catalogue import PATIENCE, changed, lesson, local, on_slurm
-from helpers import LAUNCHER
+from catalogue import PATIENCE, Job, changed, lesson, local, on_slurm
+from helpers import LAUNCHER, LESSONS, ROOT, wait_for
 
 MEMORY = "Often memory ran out: fewer processes, or a smaller `--batch-size`."
 FIRST = "Look above for what this rank says itself."
@@ -98,15 +99,50 @@ def test_the_launcher_is_stopped(how, tmp_path):
     job.check(f"{how}, `--local`", None, "All ranks end with it.")
 
 
+PYTHON = (sys.executable, "-u")
+IN_BACKGROUND = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
+
+
+@pytest.mark.parametrize(
+    ("command", "begins"),
+    [
+        ((*PYTHON, ROOT / LESSONS["1"]["file"], 2), "4 kB:"),
+        ((LAUNCHER, "--local", 2, 9), "4 kB:"),
+        ((ROOT / "scripts" / "doctor.sh", "--local", 1), "ok   "),
+    ],
+    ids=["a lesson of Day 1", "the launcher", "the doctor"],
+)
+def test_ctrl_c_leaves_alone_what_a_script_runs_in_the_background(command, begins, tmp_path):
+    """A script starts a command before & so that it ignores Ctrl-C. It must not change that."""
+    job = Job(*IN_BACKGROUND, *command, cwd=tmp_path)
+    job.until(begins)
+    os.killpg(job.process.pid, signal.SIGINT)
+    ended = wait_for(lambda: job.process.poll() is not None, 100)
+    output = job.end()
+    assert (ended, job.process.returncode) == (True, 0), output
+    assert "\n=> " in output
+
+
+def test_ctrl_c_leaves_alone_a_file_written_in_the_background(tmp_path):
+    create, file = ROOT / LESSONS["create_mnist_h5"]["file"], tmp_path / "mnist.h5"
+    job = Job(*IN_BACKGROUND, *PYTHON, create, "--file", file, "--copies", 10, cwd=tmp_path)
+    job.until_file(".mnist.h5.*")
+    os.killpg(job.process.pid, signal.SIGINT)
+    ended = wait_for(lambda: job.process.poll() is not None, 100)
+    output = job.end()
+    assert (ended, job.process.returncode) == (True, 0), output
+    assert file.exists()
+
+
 def test_a_stopped_rank_is_seen_by_the_timeout(tmp_path):
     job = local("2", "9", cwd=tmp_path, env=PATIENCE)
     job.until("1 MB:")
     job.hit(1, "STOP")
     output = job.check(
-        "a rank stands still, `--local` (`DIST_TIMEOUT=6`)",
+        "a rank hangs, `--local` (`DIST_TIMEOUT=6`)",
         r"^Still running: rank 1 on imitated node 1\.$",
-        "The others have waited for this rank: see where it stands, "
-        "[the guide](day1/GUIDE.md#when-it-stands-still).",
+        "The others have waited for this rank: see where it hangs, with "
+        "[the guide](day1/GUIDE.md#when-it-hangs).",
     )
     assert "Timed out waiting 6000ms" in output
 

@@ -1,15 +1,13 @@
 """What a user can do to a lesson: bad arguments, other folders, old versions, no allocation."""
 
 import os
-import shutil
-import subprocess
 import sys
 from unittest import mock
 
 import pytest
 import torch
 from catalogue import Job, lesson, refused, saw
-from helpers import LAUNCHER, LESSONS, ROOT, cannot, load_lesson, proves, refusal
+from helpers import LAUNCHER, LESSONS, ROOT, cannot, copy_tree, load_lesson, proves, refusal, works
 
 FEW = ("--epochs", 1, "--max-steps", 5)
 # Those that take processes and have a parse_args of their own; the others have the same one.
@@ -27,7 +25,9 @@ HELP = "`--help` after the file shows what it takes."
 def test_zero_processes_get_one_sentence(lesson_id):
     status, output = refusal(lesson_id, 0)
     assert status == 2
-    assert output.strip().endswith("error: processes must be greater than 0, not 0")
+    assert output.strip().endswith(
+        "error: argument processes: must be a whole number greater than 0, not 0"
+    )
 
 
 @pytest.mark.parametrize(
@@ -48,21 +48,26 @@ def test_a_wrong_argument_gets_one_sentence(fault, arguments):
 
 def test_nothing_is_started_and_nothing_is_left_of_a_refused_command(tmp_path):
     job = lesson("4", 0, cwd=tmp_path)
-    job.check("0 processes", "error: processes must be greater than 0, not 0", HELP, status=2)
+    job.check(
+        "0 processes",
+        "error: argument processes: must be a whole number greater than 0, not 0",
+        HELP,
+        status=2,
+    )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_any_folder_will_do_and_no_network_is_needed(tmp_path):
     """From elsewhere, in a path with spaces, the data not to be written to, without a network."""
     home = tmp_path / "my course"
-    shutil.copytree(ROOT / "day1", home / "day1")
-    shutil.copytree(ROOT / "data" / "MNIST" / "raw", home / "data" / "MNIST" / "raw")
+    copy_tree(ROOT / "day1", home / "day1")
+    copy_tree(ROOT / "data" / "MNIST" / "raw", home / "data" / "MNIST" / "raw")
     before = sorted(home.joinpath("data").rglob("*"))
     folders = [path for path in (home / "data", *before) if path.is_dir()]
     elsewhere = tmp_path / "somewhere else"
     elsewhere.mkdir()
     inside = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
-    if subprocess.run([*inside, "true"], capture_output=True).returncode:
+    if not works(*inside, "true"):
         cannot("needs the right to make a network namespace, and the command ip")
     for folder in folders:
         folder.chmod(0o555)

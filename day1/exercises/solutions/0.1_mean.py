@@ -2,30 +2,22 @@
 
 Lesson:  0
 Kind:    fill in
-Task:    Complete mean(): every rank must get the mean of the values of all ranks.
-         The tensor that it was given must stay as it was.
+Task:    Complete mean(): every rank must get the mean of the values of all ranks. The
+         tensor that it was given must stay as it was.
 Run:     python day1/exercises/solutions/0.1_mean.py
 Check:   python scripts/check.py 0.1 --solution
 """
 
 import os
-import sys
+import time
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
-
-
-def gather(value):
-    """Return the values of all ranks, in rank order. Every rank must call this."""
-    values = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
 
 
 def mean(value):
-    """Return the mean of the ranks' values, on every rank. value: float32, any shape."""
+    """Return the mean of the ranks' values, on every rank. value: float32."""
     total = value.clone()  # all_reduce works in place, and the caller still needs value
     dist.all_reduce(total, op=dist.ReduceOp.SUM)
     return total / dist.get_world_size()
@@ -40,24 +32,32 @@ def main():
             print(f"rank {rank}: value {before:g}, mean over the ranks {after:g}")
 
 
-def start(rank, world_size, port):
+# ---- The same in every exercise: how the ranks start, and how they end ----
+
+
+def gather(value):
+    """Return the values of all ranks, in rank order. Every rank must call this."""
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def start():
     """Be one rank: join the process group, run main, leave the group."""
-    store = dist.TCPStore("127.0.0.1", port)
-    wait = timedelta(seconds=20)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=wait)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     main()
-    dist.barrier()
+    dist.barrier()  # leave together
+    time.sleep(0.2)  # let gloo's threads end: torch before 2.8 can hang here
     dist.destroy_process_group()
 
 
-def launch(world_size):
-    """Start the ranks on this machine, all of them on the CPU."""
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    if sys.platform == "linux":  # import torch once, not once per rank; not safe on a Mac
-        mp.set_forkserver_preload(["torch", "torch._dynamo"])
-    mp.start_processes(start, (world_size, server.port), world_size, start_method="forkserver")
-
-
 if __name__ == "__main__":
-    launch(4)
+    if "RANK" in os.environ:  # torchrun has started this process as a rank
+        start()
+    else:  # started with python: let torchrun start the ranks
+        from torch.distributed.run import main as torchrun
+
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        options = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=4"]
+        options.append(__file__)
+        torchrun(options)

@@ -3,28 +3,29 @@
 Lesson:  2
 Kind:    fill in
 Task:    Complete train_one_epoch(): one step of the optimiser for every batch, and at
-         the end the mean loss over all numbers. The last batch is smaller than the others.
+         the end the mean loss over all numbers. The last batch is smaller than the
+         others.
 Run:     python day1/exercises/solutions/2.1_one_epoch.py
 Check:   python scripts/check.py 2.1 --solution
 """
 
 import os
-import sys
+import time
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
 
 
 def train_one_epoch(model, optimizer, batches):
-    """Train on each batch once. Return the mean loss over all points, not over the batches."""
-    total, count = 0.0, 0
+    """Train on each batch once. Return the mean loss over all points."""
+    total = 0.0
+    count = 0
     for x, y in batches:
         loss = F.mse_loss(model(x), y)  # the mean over this batch
-        optimizer.zero_grad()  # backward adds to what is there: the gradients of the last batch
+        optimizer.zero_grad()  # backward adds to the gradients that are there
         loss.backward()
         optimizer.step()
         # A mean over 4 points must not weigh as much as one over 16.
@@ -45,24 +46,25 @@ def main():
         print(f"epoch {epoch}: loss {loss:.5f}")
 
 
-def start(rank, world_size, port):
+# ---- The same in every exercise: how the ranks start, and how they end ----
+
+
+def start():
     """Be one rank: join the process group, run main, leave the group."""
-    store = dist.TCPStore("127.0.0.1", port)
-    wait = timedelta(seconds=20)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=wait)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     main()
-    dist.barrier()
+    dist.barrier()  # leave together
+    time.sleep(0.2)  # let gloo's threads end: torch before 2.8 can hang here
     dist.destroy_process_group()
 
 
-def launch(world_size):
-    """Start the ranks on this machine, all of them on the CPU."""
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    if sys.platform == "linux":  # import torch once, not once per rank; not safe on a Mac
-        mp.set_forkserver_preload(["torch", "torch._dynamo"])
-    mp.start_processes(start, (world_size, server.port), world_size, start_method="forkserver")
-
-
 if __name__ == "__main__":
-    launch(1)
+    if "RANK" in os.environ:  # torchrun has started this process as a rank
+        start()
+    else:  # started with python: let torchrun start the ranks
+        from torch.distributed.run import main as torchrun
+
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        options = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=1"]
+        options.append(__file__)
+        torchrun(options)

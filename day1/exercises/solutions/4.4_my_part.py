@@ -2,19 +2,42 @@
 
 Lesson:  4
 Kind:    fill in
-Task:    Complete my_part(): shuffled, in a new order in each epoch, every image to one rank
-         only, and as many to each rank. Images that do not go round are left out.
+Task:    Complete my_part(): shuffled, in a new order in each epoch, every image to one
+         rank only, and as many to each rank. Images that cannot be divided evenly are
+         left out.
 Run:     python day1/exercises/solutions/4.4_my_part.py
 Check:   python scripts/check.py 4.4 --solution
 """
 
 import os
-import sys
+import time
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+
+
+def my_part(count, epoch, rank, world_size):
+    """Return the numbers of this rank's images, int64. There are count images."""
+    # The seed holds no rank: parts of different orders would have images in common.
+    generator = torch.Generator().manual_seed(epoch)
+    order = torch.randperm(count, generator=generator)
+    order = order[
+        : count // world_size * world_size
+    ]  # unequal parts would make ranks wait
+    return order[rank::world_size]
+
+
+def main():
+    """Run on every rank: divide 11 images, twice."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    for epoch in range(2):
+        for r, part in enumerate(gather(my_part(11, epoch, rank, world_size).tolist())):
+            if rank == 0:
+                print(f"epoch {epoch}, rank {r}: images {part}")
+
+
+# ---- The same in every exercise: how the ranks start, and how they end ----
 
 
 def gather(value):
@@ -24,42 +47,22 @@ def gather(value):
     return values
 
 
-def my_part(count, epoch, rank, world_size):
-    """Return the numbers of this rank's images in this epoch, int64. There are count images."""
-    # The seed holds no rank: parts of different orders would have images in common.
-    generator = torch.Generator().manual_seed(epoch)
-    order = torch.randperm(count, generator=generator)
-    order = order[: count // world_size * world_size]  # unequal parts would make ranks wait
-    return order[rank::world_size]
-
-
-def main():
-    """Run on every rank: share out 11 images, twice."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    for epoch in range(2):
-        for r, part in enumerate(gather(my_part(11, epoch, rank, world_size).tolist())):
-            if rank == 0:
-                print(f"epoch {epoch}, rank {r}: images {part}")
-
-
-def start(rank, world_size, port):
+def start():
     """Be one rank: join the process group, run main, leave the group."""
-    store = dist.TCPStore("127.0.0.1", port)
-    wait = timedelta(seconds=20)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=wait)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     main()
-    dist.barrier()
+    dist.barrier()  # leave together
+    time.sleep(0.2)  # let gloo's threads end: torch before 2.8 can hang here
     dist.destroy_process_group()
 
 
-def launch(world_size):
-    """Start the ranks on this machine, all of them on the CPU."""
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    if sys.platform == "linux":  # import torch once, not once per rank; not safe on a Mac
-        mp.set_forkserver_preload(["torch", "torch._dynamo"])
-    mp.start_processes(start, (world_size, server.port), world_size, start_method="forkserver")
-
-
 if __name__ == "__main__":
-    launch(3)
+    if "RANK" in os.environ:  # torchrun has started this process as a rank
+        start()
+    else:  # started with python: let torchrun start the ranks
+        from torch.distributed.run import main as torchrun
+
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        options = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=3"]
+        options.append(__file__)
+        torchrun(options)

@@ -2,31 +2,23 @@
 
 Lesson:  6
 Kind:    find the fault
-Symptom: A training that was stopped goes on from its checkpoint. The weights are right, and
-         yet it goes another way than one that was never stopped.
+Symptom: A training that was stopped goes on from its checkpoint. The weights are right,
+         and yet it goes another way than one that was never stopped.
 Run:     python day1/exercises/solutions/6.4_a_bump_after_resuming.py
 Check:   python scripts/check.py 6.4 --solution
 """
 
 import os
-import sys
 import tempfile
+import time
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-
-
-def gather(value):
-    """Return the values of all ranks, in rank order. Every rank must call this."""
-    values = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
 
 
 def begin():
@@ -53,13 +45,16 @@ def save(path, model, optimizer):
     """Write a checkpoint. Every rank calls this."""
     if dist.get_rank() == 0:
         # The optimiser has a memory too: SGD its momentum, Adam its averages.
-        states = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
+        states = {
+            "model": model.module.state_dict(),
+            "optimizer": optimizer.state_dict(),
+        }
         torch.save(states, path)
     dist.barrier()  # nobody reads before the file is whole
 
 
 def load(path, model, optimizer):
-    """Bring a new model and its optimiser to where they were when the checkpoint was saved."""
+    """Bring a new model and its optimiser to where they were at save."""
     checkpoint = torch.load(path, weights_only=True)
     model.module.load_state_dict(checkpoint["model"])
     optimizer.load_state_dict(checkpoint["optimizer"])
@@ -68,38 +63,48 @@ def load(path, model, optimizer):
 def main():
     """Run on every rank: train without a stop, and with one."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(gather(folder)[0], "checkpoint.pt")  # rank 0's folder, the same for all
-        first = begin()
-        train(*first, 10)
-        save(path, *first)
-        straight = train(*first, 10)
-        second = begin()
-        load(path, *second)
-        resumed = train(*second, 10)
+        # Rank 0's folder, the same for all.
+        path = Path(gather(folder)[0], "checkpoint.pt")
+        model, optimizer = begin()
+        train(model, optimizer, 10)
+        save(path, model, optimizer)
+        straight = train(model, optimizer, 10)
+        model, optimizer = begin()
+        load(path, model, optimizer)
+        resumed = train(model, optimizer, 10)
         dist.barrier()  # until all have loaded, the folder must stay
     if dist.get_rank() == 0:
         for step in range(0, 10, 3):
-            print(f"step {10 + step}: loss {straight[step]:.5f}, resumed {resumed[step]:.5f}")
+            pair = f"loss {straight[step]:.5f}, resumed {resumed[step]:.5f}"
+            print(f"step {10 + step}: {pair}")
 
 
-def start(rank, world_size, port):
+# ---- The same in every exercise: how the ranks start, and how they end ----
+
+
+def gather(value):
+    """Return the values of all ranks, in rank order. Every rank must call this."""
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def start():
     """Be one rank: join the process group, run main, leave the group."""
-    store = dist.TCPStore("127.0.0.1", port)
-    wait = timedelta(seconds=20)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=wait)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     main()
-    dist.barrier()
+    dist.barrier()  # leave together
+    time.sleep(0.2)  # let gloo's threads end: torch before 2.8 can hang here
     dist.destroy_process_group()
 
 
-def launch(world_size):
-    """Start the ranks on this machine, all of them on the CPU."""
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    if sys.platform == "linux":  # import torch once, not once per rank; not safe on a Mac
-        mp.set_forkserver_preload(["torch", "torch._dynamo"])
-    mp.start_processes(start, (world_size, server.port), world_size, start_method="forkserver")
-
-
 if __name__ == "__main__":
-    launch(2)
+    if "RANK" in os.environ:  # torchrun has started this process as a rank
+        start()
+    else:  # started with python: let torchrun start the ranks
+        from torch.distributed.run import main as torchrun
+
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        options = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
+        options.append(__file__)
+        torchrun(options)

@@ -2,20 +2,20 @@
 
 Lesson:  8
 Kind:    fill in
-Task:    Complete factor(): 1 in step 0, then rising in a straight line, world_size in step
-         warm_up and ever after.
-         Lesson 8 leaves this to LinearLR; LambdaLR multiplies by what your function returns.
+Task:    Complete factor(): 1 in step 0, then rising in a straight line, world_size in
+         step warm_up and from then on. Lesson 8 leaves this to LinearLR; LambdaLR
+         multiplies by what your function returns.
 Run:     python day1/exercises/solutions/8.2_warm_up.py
 Check:   python scripts/check.py 8.2 --solution
 """
 
 import os
-import sys
+import time
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -23,15 +23,16 @@ LR = 0.01  # for one process
 
 
 def factor(step, warm_up, world_size):
-    """Return by how much the learning rate of one process is multiplied in this step."""
-    # New weights do not stand a large rate yet.
+    """Return the factor for the learning rate of one process in this step."""
+    # New weights cannot bear a large rate yet.
     return 1 + (world_size - 1) * min(1, step / warm_up)
 
 
 def learning_rates(steps, warm_up, world_size):
     """Return the learning rates of so many steps of training."""
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=LR)
-    scheduler = LambdaLR(optimizer, lambda step: factor(step, warm_up, world_size))
+    multiplier = partial(factor, warm_up=warm_up, world_size=world_size)
+    scheduler = LambdaLR(optimizer, multiplier)
     rates = []
     for _ in range(steps):
         rates.append(scheduler.get_last_lr()[0])
@@ -47,24 +48,25 @@ def main():
         print("learning rates:", *(f"{rate:.3f}" for rate in rates))
 
 
-def start(rank, world_size, port):
+# ---- The same in every exercise: how the ranks start, and how they end ----
+
+
+def start():
     """Be one rank: join the process group, run main, leave the group."""
-    store = dist.TCPStore("127.0.0.1", port)
-    wait = timedelta(seconds=20)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=wait)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     main()
-    dist.barrier()
+    dist.barrier()  # leave together
+    time.sleep(0.2)  # let gloo's threads end: torch before 2.8 can hang here
     dist.destroy_process_group()
 
 
-def launch(world_size):
-    """Start the ranks on this machine, all of them on the CPU."""
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    if sys.platform == "linux":  # import torch once, not once per rank; not safe on a Mac
-        mp.set_forkserver_preload(["torch", "torch._dynamo"])
-    mp.start_processes(start, (world_size, server.port), world_size, start_method="forkserver")
-
-
 if __name__ == "__main__":
-    launch(2)
+    if "RANK" in os.environ:  # torchrun has started this process as a rank
+        start()
+    else:  # started with python: let torchrun start the ranks
+        from torch.distributed.run import main as torchrun
+
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        options = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
+        options.append(__file__)
+        torchrun(options)

@@ -2,20 +2,19 @@
 
 Lesson:  13
 Kind:    fill in
-Task:    Complete step(): one step for all batches of a group, and one message for it. The points
-         count alike, although the last batch is smaller.
+Task:    Complete step(): one step for all batches of a group, and one message for it.
+         The points count alike, although the last batch is smaller.
 Run:     python day2/exercises/solutions/13.1_one_step.py
 Check:   python scripts/check.py 13.1 --solution
 """
 
 import os
-import sys
+import time
 from contextlib import nullcontext
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -24,23 +23,26 @@ from torch.nn.parallel import DistributedDataParallel
 def step(model, optimizer, group):
     """Take one step against the gradient of the mean loss over all points of the group.
 
-    model is wrapped by DistributedDataParallel; group is a list of batches (x, y) of this rank.
+    model is wrapped by DistributedDataParallel; group is a list of batches (x, y).
     """
     optimizer.zero_grad()
     count = sum(len(x) for x, _ in group)
     for i, (x, y) in enumerate(group):
-        # The forward pass stands inside too: that is where DDP looks whether to send later.
+        # The forward pass is inside too: there DDP looks whether to send later.
         with model.no_sync() if i + 1 < len(group) else nullcontext():
-            # Each batch adds its part of the sum; a mean for each batch would favour a small one.
+            # Each batch adds its part of the sum. A mean would favour a small batch.
             (F.mse_loss(model(x), y, reduction="sum") / count).backward()
     optimizer.step()
 
 
 def main():
-    """Run on every rank: ten steps, each on batches of 4, 4, 4 and 1 points of y = 2 x."""
+    """Run on every rank: ten steps, each on batches of 4, 4, 4 and 1 points."""
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(1, 1))
-    optimizer, x = torch.optim.SGD(model.parameters(), lr=0.3), torch.linspace(-1, 1, 13)[:, None]
+    optimizer, x = (
+        torch.optim.SGD(model.parameters(), lr=0.3),
+        torch.linspace(-1, 1, 13)[:, None],
+    )
     for number in range(10):
         step(model, optimizer, list(zip(x.split(4), (2 * x).split(4))))
         if dist.get_rank() == 0:
@@ -48,24 +50,25 @@ def main():
             print(f"after step {number}: loss {loss:.2g}")
 
 
-def start(rank, world_size, port):
+# ---- The same in every exercise: how the ranks start, and how they end ----
+
+
+def start():
     """Be one rank: join the process group, run main, leave the group."""
-    store = dist.TCPStore("127.0.0.1", port)
-    wait = timedelta(seconds=20)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=wait)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     main()
-    dist.barrier()
+    dist.barrier()  # leave together
+    time.sleep(0.2)  # let gloo's threads end: torch before 2.8 can hang here
     dist.destroy_process_group()
 
 
-def launch(world_size):
-    """Start the ranks on this machine, all of them on the CPU."""
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    if sys.platform == "linux":  # import torch once, not once per rank; not safe on a Mac
-        mp.set_forkserver_preload(["torch", "torch._dynamo"])
-    mp.start_processes(start, (world_size, server.port), world_size, start_method="forkserver")
-
-
 if __name__ == "__main__":
-    launch(2)
+    if "RANK" in os.environ:  # torchrun has started this process as a rank
+        start()
+    else:  # started with python: let torchrun start the ranks
+        from torch.distributed.run import main as torchrun
+
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        options = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
+        options.append(__file__)
+        torchrun(options)

@@ -2,34 +2,27 @@
 
 Lesson:  14
 Kind:    fill in
-Task:    Complete average_rows(): each rank has used some rows of a table and knows their
-         gradients. In the end every rank has those of all ranks, and none sends the table.
+Task:    Complete average_rows(): each rank has used some rows of a table and knows
+         their gradients. In the end every rank has those of all ranks, and none sends
+         the table.
 Run:     python day2/exercises/solutions/14.1_rows_of_a_table.py
 Check:   python scripts/check.py 14.1 --solution
 """
 
 import os
-import sys
+import time
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
-
-
-def gather(value):
-    """Return the values of all ranks, in rank order. Every rank must call this."""
-    values = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
 
 
 def average_rows(rows, values):
-    """Average the gradient of a table over the ranks. Return the rows and values of all of them.
+    """Average a table's gradient over the ranks. Return the rows and values of all.
 
-    rows: int64 [N], the numbers of the rows that this rank has used; N is equal on all ranks.
-    values: float32 [N, D], their gradients. Where the same row comes several times, in the result
-    too, its values count together.
+    rows: int64 [N], the rows that this rank has used; N is equal on all ranks.
+    values: float32 [N, D], their gradients. A row may come several times, in the result
+    too: then its values are added up.
     """
     world_size = dist.get_world_size()
     all_rows = rows.new_empty(world_size * len(rows))
@@ -37,7 +30,8 @@ def average_rows(rows, values):
     # What is sent grows with the batch and the ranks, not with the table.
     dist.all_gather_into_tensor(all_rows, rows)
     dist.all_gather_into_tensor(all_values, values)
-    return all_rows, all_values / world_size  # a row that not all ranks have used is averaged too
+    # A row that only some ranks have used is divided by all of them too.
+    return all_rows, all_values / world_size
 
 
 def main():
@@ -51,24 +45,32 @@ def main():
             print(f"rank {r}: the gradient of the table is {column}")
 
 
-def start(rank, world_size, port):
+# ---- The same in every exercise: how the ranks start, and how they end ----
+
+
+def gather(value):
+    """Return the values of all ranks, in rank order. Every rank must call this."""
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def start():
     """Be one rank: join the process group, run main, leave the group."""
-    store = dist.TCPStore("127.0.0.1", port)
-    wait = timedelta(seconds=20)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=wait)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     main()
-    dist.barrier()
+    dist.barrier()  # leave together
+    time.sleep(0.2)  # let gloo's threads end: torch before 2.8 can hang here
     dist.destroy_process_group()
 
 
-def launch(world_size):
-    """Start the ranks on this machine, all of them on the CPU."""
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    if sys.platform == "linux":  # import torch once, not once per rank; not safe on a Mac
-        mp.set_forkserver_preload(["torch", "torch._dynamo"])
-    mp.start_processes(start, (world_size, server.port), world_size, start_method="forkserver")
-
-
 if __name__ == "__main__":
-    launch(3)
+    if "RANK" in os.environ:  # torchrun has started this process as a rank
+        start()
+    else:  # started with python: let torchrun start the ranks
+        from torch.distributed.run import main as torchrun
+
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        options = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=3"]
+        options.append(__file__)
+        torchrun(options)

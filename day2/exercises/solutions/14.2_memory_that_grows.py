@@ -2,8 +2,8 @@
 
 Lesson:  14
 Kind:    find the fault
-Symptom: A file is read in parts of 4 MB, and each part is copied and forgotten. Yet the memory of
-         the process grows by as much as the file is large.
+Symptom: A file is read in parts of 4 MB, and each part is copied and forgotten. Yet the
+         memory of the process grows by as much as the file is large.
 Run:     python day2/exercises/solutions/14.2_memory_that_grows.py
 Check:   python scripts/check.py 14.2 --solution
 """
@@ -12,22 +12,15 @@ import os
 import resource
 import sys
 import tempfile
+import time
 from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 COUNT, PART = 12_000_000, 1_000_000  # numbers of 4 bytes: in the file, read at once
-
-
-def gather(value):
-    """Return the values of all ranks, in rank order. Every rank must call this."""
-    values = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
 
 
 class Ratings:
@@ -38,8 +31,22 @@ class Ratings:
 
     def part(self, begin, end):
         """Return a copy of some of them."""
-        # What was touched counts until the map is gone: this one goes at the end of the line.
+        # What was touched counts until the map is gone: this one goes at once.
         return torch.from_numpy(np.memmap(self.path, np.float32, "r")[begin:end].copy())
+
+
+def main():
+    """Run on every rank: read a file, and see what that does to the memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "ratings")
+        write(path)
+        before = peak_memory()
+        average = mean(Ratings(path))
+        grown = peak_memory() - before
+    rows = gather(f"mean {average}, memory grew by {grown:.0f} MB")
+    for rank, row in enumerate(rows):
+        if dist.get_rank() == 0:
+            print(f"rank {rank}: read {COUNT * 4 / 1e6:.0f} MB, {row}")
 
 
 def write(path):
@@ -51,45 +58,45 @@ def write(path):
 
 def peak_memory():
     """Return the most memory that this process has held, in MB."""
-    megabyte = 1e6 if sys.platform == "darwin" else 1e3  # bytes there, kilobytes elsewhere
+    # ru_maxrss counts bytes on a Mac and kilobytes elsewhere.
+    megabyte = 1e6 if sys.platform == "darwin" else 1e3
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / megabyte
 
 
 def mean(ratings):
     """Return the mean of all ratings."""
-    return sum(ratings.part(n, n + PART).sum().item() for n in range(0, COUNT, PART)) / COUNT
+    return (
+        sum(ratings.part(n, n + PART).sum().item() for n in range(0, COUNT, PART))
+        / COUNT
+    )
 
 
-def main():
-    """Run on every rank: read a file, and see what that does to the memory."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "ratings")
-        write(path)
-        before = peak_memory()
-        rows = gather(f"mean {mean(Ratings(path))}, memory grew by {peak_memory() - before:.0f} MB")
-    for rank, row in enumerate(rows):
-        if dist.get_rank() == 0:
-            print(f"rank {rank}: read {COUNT * 4 / 1e6:.0f} MB, {row}")
+# ---- The same in every exercise: how the ranks start, and how they end ----
 
 
-def start(rank, world_size, port):
+def gather(value):
+    """Return the values of all ranks, in rank order. Every rank must call this."""
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def start():
     """Be one rank: join the process group, run main, leave the group."""
-    store = dist.TCPStore("127.0.0.1", port)
-    wait = timedelta(seconds=20)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=wait)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     main()
-    dist.barrier()
+    dist.barrier()  # leave together
+    time.sleep(0.2)  # let gloo's threads end: torch before 2.8 can hang here
     dist.destroy_process_group()
 
 
-def launch(world_size):
-    """Start the ranks on this machine, all of them on the CPU."""
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    if sys.platform == "linux":  # import torch once, not once per rank; not safe on a Mac
-        mp.set_forkserver_preload(["torch", "torch._dynamo"])
-    mp.start_processes(start, (world_size, server.port), world_size, start_method="forkserver")
-
-
 if __name__ == "__main__":
-    launch(2)
+    if "RANK" in os.environ:  # torchrun has started this process as a rank
+        start()
+    else:  # started with python: let torchrun start the ranks
+        from torch.distributed.run import main as torchrun
+
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        options = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
+        options.append(__file__)
+        torchrun(options)

@@ -2,25 +2,25 @@
 
 Lesson:  16
 Kind:    fill in
-Task:    To send little, a rank sends only the largest of its gradient's numbers. Complete
-         largest(): what it leaves out must not be lost, but come with a later step.
+Task:    To send little, a rank sends only the largest of its gradient's numbers.
+         Complete largest(): what it leaves out must not be lost, but come with a later
+         step.
 Run:     python day2/exercises/solutions/16.1_left_out_not_lost.py
 Check:   python scripts/check.py 16.1 --solution
 """
 
 import os
-import sys
+import time
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 
 def largest(gradient, rest):
-    """Return what this rank sends: a tensor like gradient in which all numbers but one are 0.
+    """Return what this rank sends: like gradient, but all numbers except one are 0.
 
-    rest, a tensor like gradient, is what earlier steps have left out. Change it in place.
+    rest, also like gradient, is what earlier steps left out. Change it in place.
     """
     # What was left out grows from step to step until it is the largest: error feedback.
     rest += gradient
@@ -32,8 +32,10 @@ def largest(gradient, rest):
 
 
 def train(steps, rank):
-    """Move five numbers to the mean of the ranks' targets. Return how far they end from it."""
-    target = torch.tensor([8.0, -4.0, 2.0, 1.0, 0.5]) * (1 if rank else -0.5)  # other data
+    """Move five numbers to the mean of the targets. Return how far away they end."""
+    target = torch.tensor([8.0, -4.0, 2.0, 1.0, 0.5])
+    if rank == 0:
+        target *= -0.5  # so the ranks have different data
     numbers, rest, best = torch.zeros(5), torch.zeros(5), target.clone()
     for _ in range(steps):
         sent = largest(numbers - target, rest)
@@ -50,24 +52,25 @@ def main():
         print(f"after 300 steps: {gap:.2f} from the best numbers")
 
 
-def start(rank, world_size, port):
+# ---- The same in every exercise: how the ranks start, and how they end ----
+
+
+def start():
     """Be one rank: join the process group, run main, leave the group."""
-    store = dist.TCPStore("127.0.0.1", port)
-    wait = timedelta(seconds=20)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=wait)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     main()
-    dist.barrier()
+    dist.barrier()  # leave together
+    time.sleep(0.2)  # let gloo's threads end: torch before 2.8 can hang here
     dist.destroy_process_group()
 
 
-def launch(world_size):
-    """Start the ranks on this machine, all of them on the CPU."""
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    if sys.platform == "linux":  # import torch once, not once per rank; not safe on a Mac
-        mp.set_forkserver_preload(["torch", "torch._dynamo"])
-    mp.start_processes(start, (world_size, server.port), world_size, start_method="forkserver")
-
-
 if __name__ == "__main__":
-    launch(3)
+    if "RANK" in os.environ:  # torchrun has started this process as a rank
+        start()
+    else:  # started with python: let torchrun start the ranks
+        from torch.distributed.run import main as torchrun
+
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        options = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=3"]
+        options.append(__file__)
+        torchrun(options)

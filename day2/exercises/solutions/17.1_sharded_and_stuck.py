@@ -2,19 +2,18 @@
 
 Lesson:  17
 Kind:    find the fault
-Symptom: Not sharded, this model learns. Sharded, its loss stays what it was, and no rank saves
-         memory: Adam's states are as large as before.
+Symptom: Not sharded, this model learns. Sharded, its loss stays what it was, and no
+         rank saves memory: Adam's states are as large as before.
 Run:     python day2/exercises/solutions/17.1_sharded_and_stuck.py
 Check:   python scripts/check.py 17.1 --solution
 """
 
 import os
-import sys
+import time
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -28,7 +27,7 @@ def train(steps):
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for module in (model[0], model[2], model):
         fully_shard(module, mesh=mesh)
-    # After sharding: fully_shard puts new parameters, DTensors, in the place of the old ones.
+    # After sharding: fully_shard replaces the parameters by new ones, DTensors.
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     x = torch.linspace(-2, 2, 32)[:, None]
     losses = []
@@ -48,24 +47,25 @@ def main():
         print(f"step 0: loss {losses[0]:.4f}, step 49: loss {losses[-1]:.4f}")
 
 
-def start(rank, world_size, port):
+# ---- The same in every exercise: how the ranks start, and how they end ----
+
+
+def start():
     """Be one rank: join the process group, run main, leave the group."""
-    store = dist.TCPStore("127.0.0.1", port)
-    wait = timedelta(seconds=20)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=wait)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     main()
-    dist.barrier()
+    dist.barrier()  # leave together
+    time.sleep(0.2)  # let gloo's threads end: torch before 2.8 can hang here
     dist.destroy_process_group()
 
 
-def launch(world_size):
-    """Start the ranks on this machine, all of them on the CPU."""
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    if sys.platform == "linux":  # import torch once, not once per rank; not safe on a Mac
-        mp.set_forkserver_preload(["torch", "torch._dynamo"])
-    mp.start_processes(start, (world_size, server.port), world_size, start_method="forkserver")
-
-
 if __name__ == "__main__":
-    launch(4)
+    if "RANK" in os.environ:  # torchrun has started this process as a rank
+        start()
+    else:  # started with python: let torchrun start the ranks
+        from torch.distributed.run import main as torchrun
+
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        options = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
+        options.append(__file__)
+        torchrun(options)

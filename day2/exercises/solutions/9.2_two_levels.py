@@ -2,39 +2,42 @@
 
 Lesson:  9
 Kind:    fill in
-Task:    Complete sum_over_nodes(): add up within each node, then between the nodes, one rank
-         of each, then tell the others on the node. No rank uses the group of all ranks.
+Task:    Complete sum_over_nodes(): add up within each node, then between the nodes, one
+         rank of each, then tell the others on the node. No rank uses the group of all
+         ranks.
 Run:     python day2/exercises/solutions/9.2_two_levels.py
 Check:   python scripts/check.py 9.2 --solution
 """
 
 import os
-import sys
+import time
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
-
-
-def gather(value):
-    """Return the values of all ranks, in rank order. Every rank must call this."""
-    values = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
 
 
 def sum_over_nodes(value, within, between, leader):
     """Replace value, on every rank, by the sum over all ranks.
 
-    within: the group of the ranks of this node; between: a group with one rank of each node, for
-    all others None; leader: the rank of this node that is in between.
+    within: the group of the ranks of this node. leader: the leader of this node.
+    between: the group of the leaders, one per node; None for all other ranks.
     """
     dist.all_reduce(value, group=within)
-    # Only one message a node crosses the network, however many ranks the node has.
+    # Only one message per node crosses the network, even with many ranks on a node.
     if dist.get_rank() == leader:
         dist.all_reduce(value, group=between)
     dist.broadcast(value, src=leader, group=within)
+
+
+def main():
+    """Run on every rank: two imitated nodes of two ranks add up their numbers."""
+    value = torch.tensor(float(dist.get_rank()))
+    within, between, leader = make_groups(2)
+    sum_over_nodes(value, within, between, leader)
+    for rank, result in enumerate(gather(value.item())):
+        if dist.get_rank() == 0:
+            print(f"rank {rank}: {result:g}")
 
 
 def make_groups(per_node):
@@ -45,36 +48,37 @@ def make_groups(per_node):
     within, _ = dist.new_subgroups_by_enumeration(nodes)
     between = dist.new_group(leaders)  # every rank must make all groups
     leader = rank // per_node * per_node
-    return within, between if rank == leader else None, leader
+    if rank != leader:
+        between = None
+    return within, between, leader
 
 
-def main():
-    """Run on every rank: two imitated nodes of two ranks add up their numbers."""
-    value = torch.tensor(float(dist.get_rank()))
-    sum_over_nodes(value, *make_groups(2))
-    for rank, result in enumerate(gather(value.item())):
-        if dist.get_rank() == 0:
-            print(f"rank {rank}: {result:g}")
+# ---- The same in every exercise: how the ranks start, and how they end ----
 
 
-def start(rank, world_size, port):
+def gather(value):
+    """Return the values of all ranks, in rank order. Every rank must call this."""
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def start():
     """Be one rank: join the process group, run main, leave the group."""
-    store = dist.TCPStore("127.0.0.1", port)
-    wait = timedelta(seconds=20)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=wait)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     main()
-    dist.barrier()
+    dist.barrier()  # leave together
+    time.sleep(0.2)  # let gloo's threads end: torch before 2.8 can hang here
     dist.destroy_process_group()
 
 
-def launch(world_size):
-    """Start the ranks on this machine, all of them on the CPU."""
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    if sys.platform == "linux":  # import torch once, not once per rank; not safe on a Mac
-        mp.set_forkserver_preload(["torch", "torch._dynamo"])
-    mp.start_processes(start, (world_size, server.port), world_size, start_method="forkserver")
-
-
 if __name__ == "__main__":
-    launch(4)
+    if "RANK" in os.environ:  # torchrun has started this process as a rank
+        start()
+    else:  # started with python: let torchrun start the ranks
+        from torch.distributed.run import main as torchrun
+
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        options = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=4"]
+        options.append(__file__)
+        torchrun(options)

@@ -1,0 +1,10 @@
+"""The checks of the exercises: exercise_6_3.py is that of exercise 6.3.
+
+Each has two functions. look(exercise, rank, world_size) runs on every rank: it gets the exercise as
+a module, calls what is in it, and returns what it saw, as plain numbers, texts and lists.
+judge(seen) runs once, where check.py was started: it gets the list of what the ranks saw, in their
+order, and yields (right, sentence) for each line that the learner reads.
+
+check.py itself does without PyTorch, which takes seconds to import: it is imported inside of look.
+A new exercise needs its check here and its table in ../exercises.toml; check.py finds both by id.
+"""

@@ -1,0 +1,23 @@
+"""Exercise 0.1: what mean() returns on each rank, and whether it changes the tensor it gets."""
+
+from checks.common import close, short
+
+
+def look(exercise, rank, world_size):
+    import torch
+
+    value = torch.tensor([float(rank), 10.0 * rank * rank])
+    return exercise.mean(value).tolist(), value.tolist()
+
+
+def judge(seen):
+    numbers = range(len(seen))
+    expected = [sum(numbers) / len(seen), sum(10 * n * n for n in numbers) / len(seen)]
+    for rank, (result, value) in enumerate(seen):
+        own = [rank, 10.0 * rank * rank]
+        yield (
+            close(result, expected),
+            f"rank {rank}: mean({short(own)}) gave {short(result)}; over all ranks it is "
+            f"{short(expected)}",
+        )
+        yield close(value, own), f"rank {rank}: the tensor itself holds {short(value)} afterwards"

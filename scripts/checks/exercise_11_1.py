@@ -1,0 +1,34 @@
+"""Exercise 11.1: whether a file is open before the workers start, and what the workers read."""
+
+import pickle
+
+from checks.common import shared_folder, short
+
+
+def look(exercise, rank, world_size):
+    import h5py
+    from torch.utils.data import DataLoader
+
+    path = shared_folder(rank) / f"rank{rank}.h5"
+    exercise.write(path, 32)
+    dataset = exercise.Images(path)
+    handles = h5py.h5f.get_obj_count(types=h5py.h5f.OBJ_FILE)
+    try:
+        pickle.loads(pickle.dumps(dataset))
+        error = None
+    except Exception as failure:
+        error = f"{type(failure).__name__}: {failure}"
+    if handles or error:  # forked workers that share an open file may read anything
+        return handles, error, []
+    loader = DataLoader(dataset, batch_size=4, num_workers=2)
+    return handles, error, [int(image.max()) for batch in loader for image in batch]
+
+
+def judge(seen):
+    for rank, (handles, error, values) in enumerate(seen):
+        yield handles == 0, f"rank {rank}: files open before the workers start: {handles}"
+        sent = f"cannot be sent to a worker: {error}" if error else "can be sent to a worker"
+        yield not error, f"rank {rank}: the data set {sent}"
+        if values or not (handles or error):
+            right = values == list(range(32))
+            yield right, f"rank {rank}: two workers read {short(values)}"

@@ -1,0 +1,30 @@
+"""Exercise 11.4: which images of train() come again: within a rank, between ranks, between epochs.
+
+It is a capstone: only symptoms are told, images that come again from where they should not.
+"""
+
+import itertools
+import os
+
+
+def look(exercise, rank, world_size):
+    os.environ.update(LOCAL_RANK=str(rank % 2), LOCAL_WORLD_SIZE="2")
+    return exercise.train()[1]
+
+
+def judge(seen):
+    for rank, (first, _) in enumerate(seen):
+        again = len(first) - len(set(first))
+        text = f"{again} of {len(first)} images of epoch 0 came again on rank {rank}"
+        yield again == 0, f"within a rank: {text}"
+    for rank, other in itertools.combinations(range(len(seen)), 2):
+        common = len(set(seen[rank][0]) & set(seen[other][0]))
+        if common:
+            text = f"{common} images of epoch 0 on both rank {rank} and rank {other}"
+            yield False, f"between ranks: {text}"
+    same = any(first == second for first, second in seen)
+    text = "that of epoch 0" if same else "another than that of epoch 0"
+    yield not same, f"between epochs: the order of epoch 1 is {text}"
+    images = [image for first, _ in seen for image in first]
+    yield len(images) == 512, f"all ranks: {len(images)} images in epoch 0; there are 512"
+    yield len(set(images)) == 512, f"all ranks: {len(set(images))} different images in epoch 0"

@@ -1,0 +1,23 @@
+"""Exercise 4.3: the parameters of all ranks after train(), and the loss over all points."""
+
+from checks.common import flat, gap
+
+
+def look(exercise, rank, world_size):
+    import torch
+
+    x = torch.linspace(-2, 2, 32)[:, None]
+    y = torch.sin(x)
+    model = exercise.train(x, y, rank, world_size)
+    loss = torch.nn.functional.mse_loss(model(x), y).item()
+    return flat(model), loss, y.square().mean().item()
+
+
+def judge(seen):
+    first = seen[0][0]
+    for rank, (parameters, loss, begin) in enumerate(seen):
+        far = gap(parameters, first)
+        yield far < 1e-6, f"rank {rank}: its parameters differ from rank 0's by up to {far:.2g}"
+        if far < 1e-6:
+            learned = loss < begin / 20
+            yield learned, f"rank {rank}: loss {loss:.2g} (a model that says 0: {begin:.2g})"

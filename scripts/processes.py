@@ -1,0 +1,280 @@
+"""Run a command with a time limit, and end it wholly: no process that it started goes on.
+
+Whoever waits for a command often waits for more than that: for the pipe into which it prints. A
+process that the command has left behind keeps this pipe open, and then the wait has no end. Here
+only the command itself and the clock are waited for.
+
+The standard library is enough. run_course.py, benchmark.py, update_docs.py and the tests use it.
+"""
+
+import atexit
+import codecs
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+
+GRACE = 8  # seconds from SIGTERM to SIGKILL. The launcher and torchrun take 5 to end their ranks
+SETTLE = 5  # seconds in which Python's helper processes end after those that they have helped
+PATIENCE = 10  # times as long, at most, where the machine has too much to do
+TICK = 0.1  # seconds between two looks
+MARK = "COURSE_JOBS"  # the variable with the marks of all jobs that a process belongs to
+PROC = Path("/proc")
+
+running = set()  # the jobs that may have living processes
+
+
+class Job:
+    """A command that runs, with all processes that it has started.
+
+    On Linux a process of the job is known by a mark in its environment, which it hands on to all
+    that it starts, so that it is also found in another process group or session. Where there is no
+    /proc, as on a Mac, it is known by its session.
+
+    The job has a session of its own, so Ctrl-C at the terminal reaches only the process that waits
+    for it. Use the job in a with statement, which passes the Ctrl-C on: whatever ends the
+    statement, ends the job.
+
+    process   the Popen object of the command
+    limit     how many seconds the command may take
+    seconds   how many it took; None while it runs
+    status    its exit status; None while it runs
+    stopped   whether it was still running when its limit was over
+    left      the processes that went on all the same, after the end of the command or, if it was
+              stopped, after SIGTERM: a list of their ids and commands. They are ended
+    """
+
+    def __init__(self, command, limit, **options):
+        """Start a command. The options are those of Popen, but stdin is empty and stdout a pipe."""
+        self.process, self.limit, self.seconds = None, limit, None
+        self.stopped, self.left = False, []
+        self._lines, self._output, self._errors = queue.SimpleQueue(), [], []
+        self._readers = []
+        self._mark = uuid.uuid4().hex
+        environment = dict(options.pop("env", None) or os.environ)
+        environment[MARK] = f"{os.environ.get(MARK, '')} {self._mark}".strip()
+        options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, **options}
+        running.add(self)  # before it runs: a signal may come at any moment
+        self._begin = time.monotonic()
+        self.process = subprocess.Popen(
+            [str(word) for word in command], env=environment, start_new_session=True, **options
+        )
+        # Threads read the pipes: nobody else has to wait for them.
+        if self.process.stdout:
+            self._start_reader(self.process.stdout, self._output, self._lines)
+        else:
+            self._lines.put(None)
+        if self.process.stderr:
+            self._start_reader(self.process.stderr, self._errors, queue.SimpleQueue())
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        if self in running:
+            self.end(signal.SIGINT if kind is KeyboardInterrupt else signal.SIGTERM)
+
+    @property
+    def status(self):
+        return self.process.poll()
+
+    @property
+    def trouble(self):
+        """What went wrong, in a few words; "" if it ended with status 0 and left nothing."""
+        words = []
+        if self.stopped:
+            words.append(f"stopped after {self.limit:g} s")
+        elif self.status:
+            words.append(f"exit status {self.status}")
+        if self.left:
+            words.append(f"processes left: {len(self.left)}")
+        return ", ".join(words)
+
+    @property
+    def output(self):
+        """What it has printed so far."""
+        return "".join(self._output)
+
+    @property
+    def errors(self):
+        """What it has printed on stderr so far, where that is a pipe of its own."""
+        return "".join(self._errors)
+
+    def lines(self):
+        """Yield the lines of stdout as they come. Then the job is at its end, or it is ended."""
+        while self.status is None and self._time_left() > 0:
+            try:
+                line = self._lines.get(timeout=min(TICK, self._time_left()))
+            except queue.Empty:
+                continue
+            if line is None:  # all is read: only its exit status is missing
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(self._time_left())
+            else:
+                yield line
+        if self in running:
+            self._finish()
+        while not self._lines.empty():
+            line = self._lines.get()
+            if line is not None:
+                yield line
+
+    def wait(self):
+        """Wait for the end of the job, or end it at its limit. Return its exit status."""
+        for _ in self.lines():
+            pass
+        return self.status
+
+    def processes(self):
+        """Return the ids of the job's living processes."""
+        session = self.process.pid if self.process else None
+        if not (PROC / "self" / "environ").exists():
+            return in_session(session)
+        found = []
+        for name in os.listdir(PROC):
+            try:
+                stat = (PROC / name / "stat").read_bytes() if name.isdigit() else b""
+                if not stat:
+                    continue
+                # After the name in brackets: state, parent, process group, session.
+                state, _, _, its_session = stat.rpartition(b")")[2].split()[:4]
+                if state not in b"ZX" and (
+                    int(its_session) == session
+                    or self._mark.encode() in (PROC / name / "environ").read_bytes()
+                ):
+                    found.append(int(name))
+            except OSError:
+                continue  # it ended in this moment, or is somebody else's
+        return found
+
+    def end(self, number=signal.SIGTERM):
+        """End the job: send this signal to all of its processes, and SIGKILL after GRACE seconds.
+
+        Return those that needed the SIGKILL, a list of their ids and commands.
+        """
+        alive, stubborn = self.processes(), []
+        if alive:
+            try:
+                send(number, alive)
+                stubborn = self._wait_for_none(GRACE)
+            finally:  # at once, if somebody does not want to wait and presses Ctrl-C again
+                self._kill()
+        running.discard(self)
+        if self.process:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(1)
+        for reader in self._readers:
+            reader.join(1)  # no longer: a process that nobody can find may hold the pipe
+        return stubborn
+
+    def _start_reader(self, *arguments):
+        # A daemon: if it never returns, this process ends all the same.
+        reader = threading.Thread(target=read, args=arguments, daemon=True)
+        reader.start()
+        self._readers.append(reader)
+
+    def _time_left(self):
+        return max(0, self._begin + self.limit - time.monotonic())
+
+    def _finish(self):
+        """See to it that no process is left, now that the command has ended or its time is over."""
+        self.seconds, self.stopped = time.monotonic() - self._begin, self.status is None
+        if self.stopped:
+            self.left = self.end()
+        else:
+            self.left = self._wait_for_none(SETTLE)
+            self.end()
+
+    def _wait_for_none(self, seconds):
+        """Wait until no process of the job lives, at most so long. Return those that still do."""
+        # Each process of a machine gets its share: with 20 for 2 cores all takes 10 times as long.
+        busy = min(PATIENCE, max(1, os.getloadavg()[0] / os.cpu_count()))
+        give_up = time.monotonic() + seconds * busy
+        alive = self.processes()
+        while alive and time.monotonic() < give_up:
+            time.sleep(TICK)
+            alive = self.processes()
+        return [named(pid) for pid in alive]
+
+    def _kill(self):
+        """Send SIGKILL until no process is left. Even that takes a moment, or is in vain."""
+        give_up = time.monotonic() + SETTLE
+        alive = self.processes()
+        while alive and time.monotonic() < give_up:
+            send(signal.SIGKILL, alive)
+            time.sleep(TICK)
+            alive = self.processes()
+
+
+def run(command, limit, **options):
+    """Run a command to its end, or end it at its limit. Return the Job; the options are its."""
+    with Job(command, limit, **options) as job:
+        job.wait()
+    return job
+
+
+def read(pipe, texts, lines):
+    """Read a pipe to its end: append each line to a list, and put it into a queue; then None."""
+    decoder, rest = codecs.getincrementaldecoder("utf-8")(errors="replace"), ""
+    with pipe:
+        while data := os.read(pipe.fileno(), 1 << 16):
+            *whole, rest = (rest + decoder.decode(data)).split("\n")
+            for line in whole:
+                texts.append(f"{line}\n")
+                lines.put(f"{line}\n")
+    if rest:
+        texts.append(rest)
+        lines.put(rest)
+    lines.put(None)
+
+
+def in_session(session):
+    """Return the ids of the living processes of a session, as ps knows them."""
+    rows = subprocess.run(["ps", "-axo", "pid=,stat="], capture_output=True, text=True, timeout=20)
+    found = []
+    for row in rows.stdout.splitlines():
+        pid, state = row.split()
+        with contextlib.suppress(OSError):  # it ended in this moment, or is somebody else's
+            if not state.startswith("Z") and os.getsid(int(pid)) == session:
+                found.append(int(pid))
+    return found
+
+
+def named(pid):
+    """Return the id of a process and, where there is a /proc, how it was started."""
+    try:
+        words = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        words = []
+    return f"{pid} {' '.join(words)}".strip()
+
+
+def send(number, pids):
+    """Send a signal to these processes."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def end_on_signals():
+    """Have every signal that ends this process end its jobs, too. What is ignored stays ignored."""
+
+    def leave(number, frame):
+        sys.exit(128 + number)
+
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, leave)
+
+
+@atexit.register
+def end_all():
+    """End the jobs that run, when this process does."""
+    for job in list(running):
+        job.end()

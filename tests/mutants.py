@@ -1,0 +1,45 @@
+"""Lessons with their key line taken away. Each must run to its end, and its proof line must say so.
+
+A mutant that crashes proves nothing: anything else that crashes would look the same.
+"""
+
+import re
+
+from helpers import LESSONS, ROOT, proof_of, proves
+from ranks import run_ranks
+
+
+def write_mutant(folder, lesson_id, *changes):
+    """Write a lesson with other lines, [(line, what is there instead), ...], under its own name.
+
+    Return the file. Each line must be there, once.
+    """
+    file = ROOT / LESSONS[lesson_id]["file"]
+    text = file.read_text()
+    for line, wrong in changes:
+        assert text.count(line) == 1, f"{file.name} has {text.count(line)} times: {line}"
+        text = text.replace(line, wrong)
+    compile(text, file.name, "exec")
+    (folder / file.name).write_text(text)
+    return folder / file.name
+
+
+def run_mutant(lesson_id, changes, ranks, *arguments, cwd, env=None):
+    """Run a lesson with other lines on this many ranks. Return what it prints when it ends well."""
+    file = write_mutant(cwd, lesson_id, *changes)
+    text = file.read_text()
+    if 'add_argument("processes"' in text:
+        arguments = (ranks, *arguments)
+    if "--data-dir" in text:  # the lesson would look beside itself
+        arguments = (*arguments, "--data-dir", ROOT / "data")
+    status, output = run_ranks(ranks, file, *arguments, cwd=cwd, env=env)
+    assert status == 0, f"the mutant crashes, which proves nothing:\n{output}"
+    assert "Traceback" not in output, output
+    assert output.count("\n=> ") == 1, f"not one proof line:\n{output}"
+    return output
+
+
+def assert_disproved(lesson_id, output, says):
+    """Assert that the proof line says that the claim does not hold, in words that match says."""
+    assert not proves(lesson_id, output), output
+    assert re.search(says, proof_of(output)), f"the proof line does not say: {says}\n{output}"

@@ -1,0 +1,188 @@
+"""A stand-in accelerator: Python answers as on a machine with GPUs, and computes nothing on them.
+
+For tests of what *chooses*: choose_device, the launcher, the doctor. It works in every Python
+process that has this folder in PYTHONPATH (with its whole path, where a test changes folders), and
+is driven by the environment alone:
+
+    export PYTHONPATH=$PWD/tests/standin STANDIN_GPUS=4
+    python -c 'import torch; print(torch.cuda.device_count())'
+
+    STANDIN_GPUS    how many accelerators the machine has: 0, 1, 2, 4, 8 ...
+    STANDIN_KIND    cuda (NVIDIA, if it is not given), hip (AMD), xpu (Intel), or
+                    none: a torch that was built without CUDA (torch.version.cuda is None)
+    STANDIN_MIG     1: every GPU is divided. A process then sees one part at most, as with CUDA
+    STANDIN_XCCL    0: no backend for Intel's GPUs, as in torch before 2.8
+
+With neither of the first two, nothing is changed. A real GPU is hidden by it.
+
+The masks hold as they do for torch: CUDA_VISIBLE_DEVICES for cuda (numbers, GPU-..., MIG-...; an
+empty one hides all), ROCR_VISIBLE_DEVICES and, in what that leaves, HIP_VISIBLE_DEVICES or
+CUDA_VISIBLE_DEVICES for hip (an *empty* HIP or CUDA mask hides nothing there; -1 does), and
+ZE_AFFINITY_MASK for xpu. They are read at every call, so a test may change them in between, and
+STANDIN_GPUS too. (STANDIN_KIND decides at the import what torch.version says.)
+
+What answers, after `import torch`: torch.accelerator (is_available, current_accelerator,
+device_count, current_device_index, set_device_index, synchronize), torch.cuda or torch.xpu
+(is_available, device_count, set_device, current_device, synchronize, get_device_name,
+get_device_properties with .name, .uuid and .total_memory), torch.version.cuda, .hip and .xpu, and
+torch.distributed's is_nccl_available and is_xccl_available. The GPU with the number i in the
+machine has the uuid uuid_of(i), whatever the mask calls it, so it shows when two ranks share one.
+
+What it cannot do: make a tensor there, or join an NCCL group. Those fail, as without a GPU.
+"""
+
+import importlib.util
+import os
+import sys
+import types
+
+KINDS = {"cuda": "cuda", "hip": "cuda", "xpu": "xpu", "none": "cpu"}  # and the type of the device
+NAMES = {"cuda": "Stand-in H100", "hip": "Stand-in MI300X", "xpu": "Stand-in Max 1550"}
+MEMORY = 80 * 2**30
+
+
+def kind():
+    """Return what STANDIN_KIND says."""
+    name = os.environ.get("STANDIN_KIND", "cuda")
+    if name not in KINDS:
+        sys.exit(f"STANDIN_KIND must be one of {', '.join(KINDS)}, not {name}")
+    return name
+
+
+def uuid_of(number):
+    """Return the uuid of the GPU with this number in the machine, without the prefix GPU-."""
+    return f"5ad1{number:04x}-0000-0000-0000-{number:012x}"
+
+
+def choose(mask, devices):
+    """Return those of the devices that a mask lets through, in its order."""
+    if mask is None:
+        return devices
+    chosen = []
+    for entry in mask.split(","):
+        entry = entry.strip()
+        if entry.startswith("GPU-"):  # a beginning of it is enough
+            fits = [d for d in devices if f"GPU-{uuid_of(d)}".startswith(entry)]
+        elif entry.isdigit():
+            fits = devices[int(entry) : int(entry) + 1]
+        else:
+            fits = []
+        if len(fits) != 1:
+            break  # and what comes after it is not looked at
+        if fits[0] in chosen:
+            return []  # the same one twice
+        chosen += fits
+    return chosen
+
+
+def visible():
+    """Return what this process sees: numbers of GPUs in the machine, or names of parts, MIG-..."""
+    devices = list(range(int(os.environ.get("STANDIN_GPUS", 0))))
+    if kind() == "xpu":
+        return choose(os.environ.get("ZE_AFFINITY_MASK") or None, devices)
+    if kind() == "hip":
+        devices = choose(os.environ.get("ROCR_VISIBLE_DEVICES"), devices)
+        names = "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
+        return choose(os.environ.get(names[0]) or os.environ.get(names[1]) or None, devices)
+    mask = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if os.environ.get("STANDIN_MIG") == "1":
+        if mask and mask.startswith("MIG-"):
+            return mask.split(",")[:1]
+        return [f"MIG-{uuid_of(d)}" for d in choose(mask, devices)][:1]
+    return choose(mask, devices)
+
+
+def stand_in(torch):
+    """Put the stand-in's answers into the module torch."""
+    current = [0]
+
+    def device_count():
+        return len(visible()) if kind() != "none" else 0
+
+    def is_available():
+        return device_count() > 0
+
+    def current_accelerator(check_available=False):
+        if kind() == "none" or (check_available and not is_available()):
+            return None
+        return torch.device(KINDS[kind()])
+
+    def index_of(device=None):
+        index = getattr(device, "index", device)
+        if isinstance(index, str):
+            index = torch.device(index).index
+        return current[0] if index is None else index
+
+    def set_device(device):
+        if index_of(device) >= device_count():
+            raise RuntimeError(f"invalid device ordinal: {device}, of {device_count()}")
+        current[0] = index_of(device)
+
+    def synchronize(device=None):
+        """Nothing is ever under way."""
+
+    def get_device_properties(device=None):
+        seen = visible()[index_of(device)]
+        uuid = seen.removeprefix("MIG-") if isinstance(seen, str) else uuid_of(seen)
+        return types.SimpleNamespace(name=NAMES[kind()], uuid=uuid, total_memory=MEMORY)
+
+    everywhere = {
+        "is_available": is_available,
+        "device_count": device_count,
+        "synchronize": synchronize,
+    }
+    of_accelerator = {
+        "current_accelerator": current_accelerator,
+        "current_device_index": index_of,
+        "set_device_index": set_device,
+    }
+    of_module = {
+        "set_device": set_device,
+        "current_device": index_of,
+        "get_device_properties": get_device_properties,
+        "get_device_name": lambda device=None: get_device_properties(device).name,
+    }
+    vars(torch.accelerator).update(everywhere | of_accelerator)
+    for device, module in (("cuda", torch.cuda), ("xpu", torch.xpu)):
+        if device == KINDS[kind()]:
+            vars(module).update(everywhere | of_module)
+        else:
+            vars(module).update(is_available=lambda: False, device_count=lambda: 0)
+    torch.version.cuda = (torch.version.cuda or "13.2") if kind() == "cuda" else None
+    torch.version.hip = "7.2" if kind() == "hip" else None
+    torch.version.xpu = "20260000" if kind() == "xpu" else None
+
+
+def stand_in_distributed(distributed):
+    """Put the stand-in's answers into the module torch.distributed."""
+    distributed.is_nccl_available = lambda: KINDS[kind()] == "cuda"
+    distributed.is_xccl_available = lambda: (
+        kind() == "xpu" and os.environ.get("STANDIN_XCCL") != "0"
+    )
+
+
+class Finder:
+    """Has the stand-in step in as soon as torch, and torch.distributed, have been imported."""
+
+    def __init__(self):
+        """Wait for both."""
+        self.waiting = {"torch": stand_in, "torch.distributed": stand_in_distributed}
+
+    def find_spec(self, name, path=None, target=None):
+        """Return what Python would find, with one more thing to do after the import."""
+        if name not in self.waiting:
+            return None
+        then = self.waiting.pop(name)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            then(module)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+if "STANDIN_GPUS" in os.environ or "STANDIN_KIND" in os.environ:
+    sys.meta_path.insert(0, Finder())
