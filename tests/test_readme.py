@@ -486,11 +486,10 @@ def test_commands_can_be_typed_on_a_cluster(slurm, course):
     usual = boxes.changed(boxes.USUAL.read_text(), "day1/6_mnist_ddp_pt.md")
     (course / "train.py").write_text(usual)
     line = SALLOC.replace("<acc_name>", "abc").split()
-    for commands, shell in ((ON_LOGIN, ["bash"]), (IN_JOB, ["env", "SHELL=/bin/bash", *line])):
+    sh = ["env", f"PATH={ENV['PATH']}", "SHELL=/bin/bash", "sh", "-c", '"$@" 2>&1', "sh"]
+    for commands, shell in ((ON_LOGIN, ["bash"]), (IN_JOB, line)):
         try:
-            done = slurm.run(
-                "sh", "-c", '"$@" 2>&1', "sh", *shell, cwd=course, input=lines_of(commands)
-            )
+            done = slurm.run(*sh, *shell, cwd=course, input=lines_of(commands))
         finally:  # or other tests wait for these nodes
             slurm.run("scancel", "--me")
             slurm.run("scontrol", "delete", "ReservationName=course")
