@@ -20,13 +20,12 @@ import sys
 import tempfile
 import threading
 import time
-import tomllib
 from multiprocessing.connection import wait
 from pathlib import Path
 
 from checks.common import sentence_of
+from lib.course import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "runs" / "exercises.json"  # remove it to begin again
 MARKS = {True: "ok", False: "NO", None: "->"}  # None: what follows from it
 START_LIMIT, RUN_LIMIT = 120, 20  # seconds: until all ranks stand, and until all are done
@@ -276,8 +275,7 @@ def parse_args(exercises):
 
 def main():
     """Do what the command line asks for; return the exit status."""
-    manifest = tomllib.loads((ROOT / "scripts" / "exercises.toml").read_text())
-    exercises = {exercise["id"]: exercise for exercise in manifest["exercise"]}
+    exercises = {exercise["id"]: exercise for exercise in read_exercises()}
     args, record = parse_args(exercises), read_record()
     if not args.id:
         list_exercises(exercises, record)

@@ -10,17 +10,15 @@ line on stdout, and ends with the exit status 69 (os.EX_UNAVAILABLE). It is skip
 
 import argparse
 import os
-import re
 import shlex
 import sys
 import time
-import tomllib
 from pathlib import Path
 
-from processes import Job, end_on_signals
+from lib.course import ROOT, read_course
+from lib.lessons import command_of, run
+from lib.processes import end_on_signals
 
-ROOT = Path(__file__).resolve().parent.parent
-LAUNCHER = "scripts/multinode_setup_and_run.sh"
 REPORT = Path("runs", "report.html")  # where the lessons put their curves
 # What these lessons make or read is in the data folder of the repository, or where they are told:
 # {id: (option, path)}.
@@ -30,11 +28,6 @@ MADE = {
     "create_ratings": ("--folder", "data/ratings"),
     "14": ("--folder", "data/ratings"),
 }
-
-
-def read_course():
-    """Return the lessons, a list of the tables [[lesson]] in course.toml, in their order."""
-    return tomllib.loads((ROOT / "scripts" / "course.toml").read_text())["lesson"]
 
 
 def choose(lessons, wanted):
@@ -53,19 +46,6 @@ def choose(lessons, wanted):
     ]
 
 
-def command_of(lesson):
-    """Return how to start a lesson, as (program, arguments); paths are from the repository's root.
-
-    A lesson for several nodes runs on those of the Slurm allocation that this is in, or else on two
-    imitated ones.
-    """
-    if not lesson.get("nodes"):
-        return "python", [lesson["file"], *lesson["arguments"]]
-    where = [] if "SLURM_JOB_ID" in os.environ else ["--local", "2x2"]
-    options = lesson.get("launcher", [])
-    return LAUNCHER, [*where, *options, lesson["file"], *lesson["arguments"]]
-
-
 def with_data_here(lesson):
     """Return a lesson whose files are in data/ where the user stands: the repository is read-only.
 
@@ -78,57 +58,14 @@ def with_data_here(lesson):
     return {**lesson, "arguments": [*lesson["arguments"], option, path]}
 
 
-def start(lesson, **options):
-    """Start a lesson from any folder; return the Job. The options are Popen's.
-
-    The lesson gets ten times as long as it should need; then it has to end.
-    """
-    program, arguments = command_of(lesson)
-    begin = [sys.executable, "-u"] if program == "python" else [str(ROOT / program)]
-    arguments = [str(ROOT / x) if x == lesson["file"] else x for x in arguments]
-    env = {**os.environ, "PYTHON": sys.executable}  # for the launcher
-    return Job([*begin, *arguments], 10 * lesson["seconds"], env=env, **options)
-
-
 def event_files():
     """Return the paths of all files of TensorBoard's that lie where the lessons put theirs."""
     return set(REPORT.parent.rglob("events.out.tfevents.*"))
 
 
-def run(lesson, **options):
-    """Run one lesson, its output passed on line by line. Return what came of it, a dict.
-
-    The options are Popen's.
-
-    output is the text; showed is its line beginning with "=>" or ""; seconds is how long it took;
-    problem is a few words or ""; skipped is the lesson's sentence if it cannot run here, or "".
-    """
-    showed, said = "", ""
-    with start(lesson, **options) as job:
-        for line in job.lines():
-            print(f"   {line}", end="", flush=True)
-            said = line.strip() or said
-            if line.startswith("=>"):
-                showed = said
-    for process in job.left:
-        print(f"   left behind, ended now: process {process}", flush=True)
-    problem, skipped = job.trouble, ""
-    if job.status == os.EX_UNAVAILABLE and said and not (job.stopped or job.left):
-        problem, skipped = "", said
-    elif not problem and not re.fullmatch(lesson["proof"], showed):
-        problem = "its proof line is missing or wrong"
-    return {
-        "output": job.output,
-        "showed": showed,
-        "seconds": job.seconds,
-        "problem": problem,
-        "skipped": skipped,
-    }
-
-
 def write_report(results, began):
     """Write the report of a run that began at this time (seconds). Return whether it worked."""
-    from report import write  # here, because what it imports takes seconds to load
+    from lib.report import write  # here, because what it imports takes seconds to load
 
     try:
         write(REPORT, results, shlex.join(["scripts/run_course.sh", *sys.argv[1:]]), began)

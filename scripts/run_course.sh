@@ -17,7 +17,7 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
   sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]}"
   exit
 fi
-# shellcheck source=scripts/environment.sh
-source "$root/scripts/environment.sh"
+# shellcheck source=scripts/lib/environment.sh
+source "$root/scripts/lib/environment.sh"
 make_environment "$root"
 exec "$python" "$root/scripts/run_course.py" "$@"

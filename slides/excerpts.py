@@ -23,9 +23,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from run_course import read_course  # noqa: E402
-from update_docs import PAGES, PART, between, code  # noqa: E402
-from update_docs import recorded as outputs_of_pages  # noqa: E402
+from lib.course import read_course  # noqa: E402
+from lib.excerpts import between, code  # noqa: E402
+from lib.pages import PAGES, PART  # noqa: E402
+from lib.recordings import outputs_of_pages  # noqa: E402
 
 DECKS = ["slides/day1.md", "slides/day2.md", "slides/beyond.md"]
 LINES, COLUMNS = 16, 94  # what stays legible

@@ -9,43 +9,20 @@ A result is a dict: id and idea of the lesson; command; output, showed, seconds,
 as run_course.run returns them; events, the paths of the event files that the lesson wrote.
 """
 
-import io
 import json
-import os
-import platform
 import re
-import subprocess
-import time
-from collections import Counter
-from importlib.metadata import version
 from pathlib import Path
 
 import jinja2
 import numpy as np
-import torch
-from benchmark import shown
 from markupsafe import Markup, escape
 from matplotlib import style
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-ROOT = Path(__file__).resolve().parent.parent
-# Neither too light nor too dark, so that they can be seen on a white page and on a dark one.
-BLUE, ORANGE, GREEN, PURPLE, GREY = "#2f86c9", "#d1690e", "#2b9a66", "#9b6fc9", "#858f9b"
-STYLE = {
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "report",  # the same numbers make the same page
-    "figure.figsize": (5, 3.3),  # inches
-    "figure.constrained_layout.use": True,
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "grid.alpha": 0.3,
-    "legend.frameon": False,
-}
+from lib.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, STYLE, shown, svg_of
+from lib.machine import facts
 
 
 def find(pattern, results):
@@ -56,14 +33,6 @@ def find(pattern, results):
 def number(text):
     """Return the number that a lesson printed with a comma after the thousands."""
     return float(text.replace(",", ""))
-
-
-def svg_of(drawing):
-    """Return the text of an SVG file; the same drawing gives the same text."""
-    svg = io.StringIO()
-    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    drawing.savefig(svg, format="svg", transparent=True, metadata=nothing)
-    return svg.getvalue()
 
 
 def figure(name, title, caption, results, drawing, head, rows):
@@ -353,70 +322,6 @@ def benchmarks(folder):
         commands = [machine["command"]]
         figures.append(card(f"case-{name}", case["title"], caption, commands, svg, head, rows))
     return figures
-
-
-def processor():
-    """Return the name of the CPU, or its kind where the system does not say more."""
-    try:
-        names = re.findall(r"^model name\s*: (.+)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def system():
-    """Return the name of the operating system, with that of its kernel."""
-    kernel = f"{platform.system()} {platform.release()}"
-    try:
-        return f"{platform.freedesktop_os_release()['PRETTY_NAME']}, {kernel}"
-    except (OSError, KeyError):
-        return kernel
-
-
-def accelerators():
-    """Return how many accelerators of which kind torch sees."""
-    if not torch.accelerator.is_available():
-        return "none"
-    kind = torch.accelerator.current_accelerator().type
-    name = getattr(torch.get_device_module(kind), "get_device_name", lambda index: kind)
-    counts = Counter(name(index) for index in range(torch.accelerator.device_count()))
-    return ", ".join(f"{count} x {name}" for name, count in counts.items())
-
-
-def commit():
-    """Return the commit of the repository, "" where there is no git or no repository."""
-    if not (ROOT / ".git").exists():
-        return ""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(ROOT), "describe", "--always", "--exclude=*", "--dirty=, changed"],
-            capture_output=True,
-            text=True,
-        )
-    except OSError:
-        return ""
-    return done.stdout.strip()
-
-
-def facts(command, began):
-    """Return what the lessons ran on, when and how, as {name: text}; began in seconds as time."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    begin, end = (time.localtime(x) for x in (began, time.time()))
-    every = {
-        "command": command,
-        "when": f"{time.strftime('%Y-%m-%d %H:%M', begin)} to {time.strftime('%H:%M %Z', end)}",
-        "commit": commit(),
-        "system": system(),
-        "CPU": f"{processor()}, {cores} logical cores",
-        "memory": f"{memory:.1f} GB",
-        "accelerators": accelerators(),
-        "Slurm nodes": os.environ.get("SLURM_JOB_NODELIST", ""),
-        "Python": platform.python_version(),
-        "torch": version("torch"),
-        "torchvision": version("torchvision"),
-    }
-    return {name: text for name, text in every.items() if text}
 
 
 def code(text):

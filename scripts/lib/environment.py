@@ -1,7 +1,7 @@
 """Say which packages of requirements files the Python that runs this lacks.
 
-Usage: python scripts/environment.py FILE...   a line for each that is missing or too old
-       python scripts/environment.py --torch   a sentence if its torch and torchvision do not fit
+Usage: environment.py FILE...   a line for each that is missing or too old
+       environment.py --torch   a sentence if its torch and torchvision do not fit
 
 The exit status is 0 if there is nothing to say. Nothing is imported that does not come with Python:
 torch would take seconds, and the launcher asks on every node.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 # The lines that these files may have, such as: torch>=2.6, or: viztracer; python_version < "3.15"
 LINE = re.compile(r'([\w.-]+)(?:>=([\d.]+))?(?:; python_version (<|>=) "([\d.]+)")?')
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def numbers(text):

@@ -42,9 +42,9 @@ print(f"torch=={version('torch')}\ntorchvision=={version('torchvision')}")
 PY
   )
   if [[ -z $wanted ]]; then
-    "$base" "$root/scripts/environment.py" --torch >&2 || return
+    "$base" "$root/scripts/lib/environment.py" --torch >&2 || return
   fi
-  if lacks=$("$base" "$root/scripts/environment.py" "${files[@]}") &&
+  if lacks=$("$base" "$root/scripts/lib/environment.py" "${files[@]}") &&
     [[ -z $wanted || ${site%%[+$'\n']*} == "torch==$wanted" ]]; then
     python=$base
     return
@@ -56,7 +56,7 @@ PY
   made_from=$("$base" -c 'import sys; print(sys.prefix, sys.version)')
   if [[ -d $folder && $here == "$(cd "$folder" && pwd -P)" ]] || # it is the active one
     [[ -f $folder/made-from && $(head -n 1 "$folder/made-from") == "$made_from" ]]; then
-    if ! lacks=$("$python" "$root/scripts/environment.py" "${files[@]}"); then
+    if ! lacks=$("$python" "$root/scripts/lib/environment.py" "${files[@]}"); then
       echo "Installing what ${folder##*/} lacks: ${lacks//$'\n'/, }."
       install_requirements "$folder" "${files[@]}"
     fi

@@ -1,0 +1,1 @@
+"""The cases of benchmark.py, and what they compare the lessons with."""
