@@ -22,7 +22,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
-processes = importlib.import_module("processes")
+processes = importlib.import_module("lib.processes")
 COURSE = tomllib.loads((ROOT / "scripts" / "course.toml").read_text())
 LAUNCHER = ROOT / "scripts" / "multinode_setup_and_run.sh"
 LESSONS = {lesson["id"]: lesson for lesson in COURSE["lesson"]}

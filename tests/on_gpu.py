@@ -42,7 +42,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
-processes = importlib.import_module("processes")
+processes = importlib.import_module("lib.processes")
 run_course = importlib.import_module("run_course")
 
 LESSONS = {x["id"]: x for x in run_course.read_course()}

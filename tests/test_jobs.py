@@ -1,4 +1,4 @@
-"""scripts/processes.py: a job is ended wholly, and nobody waits longer than its limit."""
+"""scripts/lib/processes.py: a job is ended wholly, and nobody waits longer than its limit."""
 
 import os
 import re
@@ -113,7 +113,8 @@ def test_without_proc_the_session_counts(monkeypatch, tmp_path):
 
 
 def test_a_job_in_a_job_belongs_to_both():
-    inner = f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r}); import processes\n"
+    inner = f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r})\n"
+    inner += "from lib import processes\n"
     inner += "job = processes.Job(['sleep', '600'], 600)\n"
     inner += "print(job.process.pid, *job.processes(), flush=True)\n"
     inner += "import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n"  # it cannot end its job
@@ -142,7 +143,7 @@ def test_ctrl_c_is_passed_on():
 WAITS = f"""
 import sys
 sys.path.insert(0, {str(ROOT / "scripts")!r})
-import processes
+from lib import processes
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may run where it is ignored
 processes.GRACE, processes.PATIENCE = float(sys.argv[1]), 1

@@ -56,7 +56,7 @@ def planted(tmp_path):
         )
     (tmp_path / "scripts" / "course.toml").write_text("\n".join(lessons))
     (tmp_path / "scripts" / "report.py").write_text("def write(*arguments):\n    pass\n")
-    module = tmp_path / "scripts" / "processes.py"
+    module = tmp_path / "scripts" / "lib" / "processes.py"
     text, count = re.subn(r"(?m)^(GRACE|SETTLE|PATIENCE) = \d+", r"\1 = 1", module.read_text())
     assert count == 3
     module.write_text(text)
