@@ -29,7 +29,8 @@ from lib.processes import end_on_signals
 
 def main():
     """Measure the cases asked for, one after the other; then print the table of all."""
-    from benchmark.cases import CASES, CannotMeasureError, LeftOutError
+    from benchmark.cases import CASES  # here, because this imports torch
+    from benchmark.commands import CannotMeasureError, LeftOutError
 
     names = [case.name for case in CASES]
     known = ", ".join(names)

@@ -49,7 +49,7 @@ done
 source "$root/scripts/lib/environment.sh"
 make_environment "$root" "$root/tests/requirements.txt"
 cd "$root"
-if [[ ! -w tests ]]; then
+if [[ ! -w . ]]; then
   echo "$root cannot be written to, so pytest cannot remember which tests fail: --last-failed is not available. All tests can run."
   arguments=(-p no:cacheprovider)
 fi
@@ -59,4 +59,4 @@ if [[ -n $torch && $# == 0 ]]; then
 fi
 PYTHON=$(command -v "$python")
 export PYTHON # for the launcher, which the tests start
-exec "$python" -m pytest -c tests/pytest.ini tests "${arguments[@]}" "$@"
+exec "$python" -m pytest "${arguments[@]}" "$@"

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT, cannot, need, processes, works
+from helpers import ROOT, cannot, need, works
+from lib import processes
 
 # In the background of a script, Ctrl-C is ignored, under nohup the end of the terminal, and every
 # child inherits that. With a handler that does nothing, this process goes on ignoring it, and its

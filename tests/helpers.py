@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import importlib
 import importlib.util
 import io
 import json
@@ -14,18 +13,15 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
 from pathlib import Path
 from unittest import mock
 
 import pytest
+from lib import processes
+from lib.course import ROOT, read_course
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
-processes = importlib.import_module("lib.processes")
-COURSE = tomllib.loads((ROOT / "scripts" / "course.toml").read_text())
 LAUNCHER = ROOT / "scripts" / "multinode_setup_and_run.sh"
-LESSONS = {lesson["id"]: lesson for lesson in COURSE["lesson"]}
+LESSONS = {lesson["id"]: lesson for lesson in read_course()}
 # A rank alone, so that no launcher is needed.
 ALONE = {
     "RANK": "0",

@@ -43,9 +43,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 processes = importlib.import_module("lib.processes")
-run_course = importlib.import_module("run_course")
+course = importlib.import_module("lib.course")
 
-LESSONS = {x["id"]: x for x in run_course.read_course()}
+LESSONS = {x["id"]: x for x in course.read_course()}
 ONE_PROCESS = ("2", "create_mnist_h5", "create_ratings")
 NEEDS = {"11": "one:create_mnist_h5", "14": "one:create_ratings"}
 KEEP = ("1", "5", "7", "9", "14", "16", "17", "test-profile")  # they print what a GPU decides
@@ -90,7 +90,7 @@ def command_of(name, ranks, local, *arguments, file=None):
     """Return the command that starts a lesson: local is for --local, where Day 2 needs it."""
     lesson, file = LESSONS[name], file or LESSONS[name]["file"]
     if lesson.get("nodes"):
-        launcher = [run_course.LAUNCHER, "--local", local, *lesson.get("launcher", [])]
+        launcher = [course.LAUNCHER, "--local", local, *lesson.get("launcher", [])]
         return [*launcher, file, *arguments]
     return ["python", file, *([] if name in ONE_PROCESS else [str(ranks)]), *arguments]
 

@@ -3,7 +3,6 @@
 How fast anything is, is not tested: these runs are so small that their numbers mean nothing.
 """
 
-import importlib
 import itertools
 import json
 import re
@@ -15,12 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from helpers import ROOT, processes
+from benchmark import cases, commands, gpu, results
+from helpers import ROOT, load, load_lesson
+from lib import processes
+from lib.figures import shown
 from markupsafe import escape
 
-sys.path.insert(0, str(ROOT / "scripts"))
-benchmark = importlib.import_module("benchmark")
-cases = importlib.import_module("benchmark_cases")
+# The command: by its path, because the folder of its cases has the same name.
+benchmark = load(ROOT / "scripts" / "benchmark.py")
 
 pytestmark = pytest.mark.timeout(600)  # the first test runs all cases
 CASES = {case.name: case for case in cases.CASES}
@@ -91,11 +92,11 @@ def meets(ratio, median):
 def test_the_table_shows_the_ratios_with_their_targets(tiny):
     for name, result in tiny.results.items():
         rows = re.findall(rf"^\| `{name}` \| (.*) \|$", tiny.output, re.M)
-        targets = {ratio.what: benchmark.target(ratio) for ratio in CASES[name].ratios}
+        targets = {ratio.what: results.target(ratio) for ratio in CASES[name].ratios}
         assert [row.split(" | ")[0] for row in rows] == [x["what"] for x in result["ratios"]]
         for row, x in zip(rows, result["ratios"]):
             what, median, _, rounds, aim, verdict = row.split(" | ")
-            assert (median, rounds) == (benchmark.shown(x["median"]), "1")
+            assert (median, rounds) == (shown(x["median"]), "1")
             assert (aim, verdict) == (targets[what], x["verdict"])
             (ratio,) = (ratio for ratio in CASES[name].ratios if ratio.what == what)
             assert verdict == meets(ratio, x["median"])
@@ -120,7 +121,8 @@ def run_with(patch, folder, capsys, *some, arguments=()):
     """Run main with these cases in a folder; return (exit status, stdout, stderr)."""
     patch.chdir(folder)
     patch.setattr(cases, "CASES", some)
-    patch.setattr(benchmark, "busy_cores", lambda: 1.9)
+    for module in (benchmark, results):
+        patch.setattr(module, "busy_cores", lambda: 1.9)
     patch.setattr(sys, "argv", ["benchmark.py", *arguments])
     status = benchmark.main()
     return status, *capsys.readouterr()
@@ -187,30 +189,30 @@ def test_the_median_is_compared_with_its_target(target, value, verdict):
     case = cases.Case("some", "some", "s", None, [ratio])
     far = 1000 if (verdict == "missed") == ("at_least" in target) else -1000
     for values in ([value] * 3, [value + far, value, value], [value, value, value + far]):
-        (result,) = benchmark.summarise(case, {"a": values})["ratios"]
+        (result,) = results.summarise(case, {"a": values})["ratios"]
         assert (result["median"], result["verdict"]) == (value, verdict)
         assert meets(ratio, value) == verdict
 
 
 def test_every_second_round_goes_the_other_way(monkeypatch, tmp_path):
-    monkeypatch.setattr(benchmark, "busy_cores", lambda: None)
+    monkeypatch.setattr(results, "busy_cores", lambda: None)
     order = []
     prepare = lambda folder, tiny: [  # noqa: E731
         lambda name=name: order.append(name) or {name: 1.0} for name in "abc"
     ]
     case = cases.Case("order", "order", "s", prepare, [])
-    benchmark.measure(case, tmp_path, seconds=60, tiny=False)
+    results.measure(case, tmp_path, seconds=60, tiny=False)
     assert "".join(order) == "abccba" * 3 + "abc"
-    assert benchmark.measure(case, tmp_path, 1e-9, False)["figures"]["a"]["values"] == [1.0]
+    assert results.measure(case, tmp_path, 1e-9, False)["figures"]["a"]["values"] == [1.0]
 
 
 def test_a_case_that_fails_does_not_stop_the_others(monkeypatch, tmp_path, capsys):
     def fail(folder, tiny):
         command = ("python", "-c", "import sys; sys.exit('no data here')")
-        return [lambda: cases.run(*command, cwd=folder)]
+        return [lambda: commands.run(*command, cwd=folder)]
 
     def leave_out(folder, tiny):
-        raise cases.LeftOutError("There is no such machine.")
+        raise commands.LeftOutError("There is no such machine.")
 
     some = [
         cases.Case("bad", "bad", "s", fail, []),
@@ -226,18 +228,19 @@ def test_a_case_that_fails_does_not_stop_the_others(monkeypatch, tmp_path, capsy
 
 
 def test_a_command_that_hangs_is_ended(monkeypatch, tmp_path):
-    monkeypatch.setattr(cases, "LIMIT", 1)
-    job = cases.start("python", "-c", "import time; time.sleep(60)", cwd=tmp_path)
-    with pytest.raises(cases.CannotMeasureError, match="was stopped after 1 s"):
-        cases.finish(job)
+    monkeypatch.setattr(commands, "LIMIT", 1)
+    job = commands.start("python", "-c", "import time; time.sleep(60)", cwd=tmp_path)
+    with pytest.raises(commands.CannotMeasureError, match="was stopped after 1 s"):
+        commands.finish(job)
     assert job.status is not None
 
 
 def test_a_command_that_leaves_a_process_is_no_measurement(monkeypatch, tmp_path):
     monkeypatch.setattr(processes, "SETTLE", 0)
     leaves = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)"
-    with pytest.raises(cases.CannotMeasureError, match=r"not all of its processes: \d+ sleep 60$"):
-        cases.run("python", "-c", leaves, cwd=tmp_path)
+    says = r"not all of its processes: \d+ sleep 60$"
+    with pytest.raises(commands.CannotMeasureError, match=says):
+        commands.run("python", "-c", leaves, cwd=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +272,7 @@ def test_the_list_names_all_and_measures_nothing(monkeypatch, capsys, tmp_path):
     for case in cases.CASES:
         assert f"{case.name}  {case.title}\n" in output
         for ratio in case.ratios:
-            assert f"{ratio.what}: {benchmark.target(ratio) or 'no target'}\n" in output
+            assert f"{ratio.what}: {results.target(ratio) or 'no target'}\n" in output
     assert not (tmp_path / "runs").exists()
 
 
@@ -277,9 +280,9 @@ def test_what_was_measured_is_shown_again(tiny, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tiny.folder)
     monkeypatch.setattr(sys, "argv", ["benchmark.py", "--show"])
     assert benchmark.main() == 0
-    shown = re.findall(r"^\| `.*$", capsys.readouterr().out, re.M)
-    assert shown
-    assert sorted(shown) == sorted(re.findall(r"^\| `.*$", tiny.output, re.M))
+    rows = re.findall(r"^\| `.*$", capsys.readouterr().out, re.M)
+    assert rows
+    assert sorted(rows) == sorted(re.findall(r"^\| `.*$", tiny.output, re.M))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match=r"^There is nothing in runs/benchmark yet\.$"):
         benchmark.main()
@@ -292,25 +295,25 @@ def test_the_readme_shows_what_is_measured():
     assert rows
     for name, (what, median, _, _, aim, verdict) in rows:
         (ratio,) = (x for x in CASES[name].ratios if x.what == what)
-        assert aim == benchmark.target(ratio)
+        assert aim == results.target(ratio)
         assert float(median.replace(",", "")) > 0
         # What is shown is rounded, to three digits.
         bound = ratio.at_least if ratio.at_most is None else ratio.at_most
-        if bound is None or benchmark.shown(bound) != median:
+        if bound is None or shown(bound) != median:
             assert verdict == meets(ratio, float(median.replace(",", "")))
         else:
             assert verdict in ("holds", "missed")
 
 
 def test_the_parts_for_a_gpu_work_on_a_cpu():
-    lesson, device = cases.load_lesson(cases.LESSONS["2"]), torch.device("cpu")
+    lesson, device = load_lesson("2"), torch.device("cpu")
     images, labels = torch.zeros(64, 28, 28, dtype=torch.uint8), torch.arange(64) % 10
-    step = cases.training_step(lesson, device)
-    assert cases.seconds_of(lambda: step(images, labels), device, 0) > 0
+    step = gpu.training_step(lesson, device)
+    assert commands.seconds_of(lambda: step(images, labels), device, 0) > 0
     batches = itertools.repeat((images, labels))
-    assert cases.images_per_second(batches, device, 0.01) > 0
+    assert commands.images_per_second(batches, device, 0.01) > 0
     medians = {"step alone, no data": 10, "step as a graph": 50}
-    assert "launch its kernels" in cases.limit_of_a_step(medians)
-    assert "5.0 times" in cases.limit_of_a_step(medians)
+    assert "launch its kernels" in gpu.limit_of_a_step(medians)
+    assert "5.0 times" in gpu.limit_of_a_step(medians)
     medians["step as a graph"] = 11
-    assert "the work of the GPU" in cases.limit_of_a_step(medians)
+    assert "the work of the GPU" in gpu.limit_of_a_step(medians)

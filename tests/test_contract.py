@@ -3,10 +3,12 @@
 import ast
 import difflib
 import re
+import tomllib
 
 import pytest
-from helpers import COURSE, LESSONS, ROOT, proof_of, recorded_output
+from helpers import LESSONS, ROOT, proof_of, recorded_output
 
+COURSE = tomllib.loads((ROOT / "scripts" / "course.toml").read_text())
 RULER = "# ---- The same in every lesson that has it; explained on the page of the first one"
 MAX_LINES = {"day1": 120, "day2": 150}  # above the ruler
 MAX_COLUMNS = 88

@@ -1,7 +1,6 @@
 """scripts/doctor.sh: says that all is well where it is, and names each fault that is planted."""
 
 import contextlib
-import importlib
 import io
 import os
 import re
@@ -15,18 +14,18 @@ from importlib.metadata import version
 from pathlib import Path
 from unittest import mock
 
+import doctor
 import pytest
 from conftest import bring_up
 from helpers import ROOT, copy_tree, processes_of, wait_for
+from lib import doctor_checks as checks
+from lib import doctor_facts as facts
 
 DOCTOR = ROOT / "scripts" / "doctor.sh"
 LOCAL_SLURM = ROOT / "scripts" / "local_slurm.sh"
 SALLOC = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=32"]
 SALLOC += ["--gpus-per-node=4", "--time=5"]
 PORT = 29555  # where a test has to know it; the nodes of its cluster have all ports to themselves
-
-sys.path.insert(0, str(ROOT / "scripts"))
-doctor = importlib.import_module("doctor")
 
 
 def run(*command, cwd, env=None, timeout=60):
@@ -62,7 +61,7 @@ def is_well(status, output, ranks):
     names = re.findall(r"^ok   (.*?): ", output, re.M)
     return (
         status == 0
-        and names == ["meeting point", *doctor.CHECKS, "all_reduce"]
+        and names == ["meeting point", *checks.CHECKS, "all_reduce"]
         and output.endswith(f"\n=> ready: {len(names)} checks ok, {ranks} ranks\n")
     )
 
@@ -77,13 +76,13 @@ def test_a_gpu_makes_its_context_before_the_time_for_the_all_reduce(monkeypatch,
     fake = mock.Mock(**{f"{name}.return_value": value for name, value in answers.items()})
     monkeypatch.setattr(torch, "accelerator", fake)
     monkeypatch.setattr(torch, "zeros", lambda size, device: happened.append(str(device)))
-    monkeypatch.setattr(doctor, "PACKAGES", [])
-    monkeypatch.setattr(doctor, "LOCAL_RANK", local_rank)
-    monkeypatch.setattr(doctor, "find_gpus", lambda: ["0", "1"])
-    monkeypatch.setattr(doctor, "tell", lambda **facts: happened.append(*facts.items()))
-    monkeypatch.setattr(doctor.signal, "alarm", lambda seconds: None)
+    monkeypatch.setattr(facts, "PACKAGES", [])
+    monkeypatch.setattr(facts, "LOCAL_RANK", local_rank)
+    monkeypatch.setattr(facts, "find_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr(facts, "tell", lambda **told: happened.append(*told.items()))
+    monkeypatch.setattr(facts.signal, "alarm", lambda seconds: None)
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
-    doctor.be_the_child()
+    facts.be_the_child()
     assert happened == [f"cuda:{gpu}", ("gpus", ["0", "1"])]
 
 
@@ -95,9 +94,9 @@ def test_all_is_well_on_imitated_nodes(tmp_path):
     assert is_well(status, output, ranks=2), output
     assert re.search(r"^ok   all_reduce: \d+ times 4 MB in \d\.\d s, [\d,]+ MB/s, ", output, re.M)
     others = re.search(r"^ok   other packages: (.*), the same on every node$", output, re.M)[1]
-    assert others.split(", ") == [f"{name} {version(name)}" for name in doctor.OTHERS]
+    assert others.split(", ") == [f"{name} {version(name)}" for name in facts.OTHERS]
     always = re.findall(r"^([\w-]+)[^;\n]*$", (ROOT / "requirements.txt").read_text(), re.M)
-    assert set(always) <= {*doctor.FIRST, *doctor.OTHERS}
+    assert set(always) <= {*facts.FIRST, *facts.OTHERS}
 
 
 def test_a_torchvision_that_one_rank_cannot_import_is_named_with_all_else_that_is_wrong(tmp_path):
@@ -176,7 +175,7 @@ def facts_of(rank, **changes):
     """Return the facts of a rank of two, on nodes of their own where all is well."""
     versions = {"Python": "3.11.7", "torch": "2.15.0", "torchvision": "0.29.2"}
     return {
-        "versions": {**versions, **dict.fromkeys(doctor.OTHERS, "1.0")},
+        "versions": {**versions, **dict.fromkeys(facts.OTHERS, "1.0")},
         "rank": rank,
         "local_rank": 0,
         "node": f"node{rank + 1}",
@@ -200,9 +199,9 @@ def facts_of(rank, **changes):
     }
 
 
-@pytest.mark.parametrize("name", doctor.CHECKS)
+@pytest.mark.parametrize("name", checks.CHECKS)
 def test_a_check_is_ok_where_all_is_well(name):
-    fine, problem = doctor.CHECKS[name]([facts_of(0), facts_of(1)])
+    fine, problem = checks.CHECKS[name]([facts_of(0), facts_of(1)])
     assert fine
     assert not problem
 
@@ -233,18 +232,18 @@ OLD = {**facts_of(1)["versions"], "Python": "3.10.1", "torch": "2.5.1", "tqdm": 
     ],
 )
 def test_a_check_names_the_node_and_what_to_do(name, changes, words):
-    _, problem = doctor.CHECKS[name]([facts_of(0), facts_of(1, **changes)])
+    _, problem = checks.CHECKS[name]([facts_of(0), facts_of(1, **changes)])
     assert words in problem
 
 
 def test_a_folder_without_write_permission_is_named():
-    _, problem = doctor.check_files([facts_of(0, token=None), facts_of(1, token=None)])
+    _, problem = checks.check_files([facts_of(0, token=None), facts_of(1, token=None)])
     assert problem.startswith("rank 0 cannot write in /home/me. ")
 
 
 def test_ranks_may_share_a_gpu():
     shared = {"node": "node1", "gpus": ["GPU-0"]}
-    fine, problem = doctor.check_gpus([facts_of(0, **shared), facts_of(1, **shared)])
+    fine, problem = checks.check_gpus([facts_of(0, **shared), facts_of(1, **shared)])
     assert fine == "1 on each node, shared by 2 ranks through gloo: slow"
     assert not problem
 
@@ -253,13 +252,13 @@ def test_nodes_may_have_unequal_numbers_of_gpus_if_each_rank_has_one():
     ranks = [facts_of(0, gpus=["a", "b"]), facts_of(1, gpus=["a", "b"]), facts_of(2, gpus=["a"])]
     ranks[1] |= {"node": "node1", "local_rank": 1}
     ranks[2] |= {"node": "node2"}
-    fine, problem = doctor.check_gpus(ranks)
+    fine, problem = checks.check_gpus(ranks)
     assert fine == "2 on node1; 1 on node2, a different one for each rank"
     assert not problem
     ranks[2]["gpus"] = ["a", "b"]  # as many on each node: it does not matter how many are used
-    assert doctor.check_gpus(ranks) == ("2 on each node, a different one for each rank", "")
+    assert checks.check_gpus(ranks) == ("2 on each node, a different one for each rank", "")
     ranks[2]["gpus"] = ["a", "b", "c"]
-    assert "2 on node1; 3 on node2. Ask for as many" in doctor.check_gpus(ranks)[1]
+    assert "2 on node1; 3 on node2. Ask for as many" in checks.check_gpus(ranks)[1]
 
 
 def test_ranks_that_do_not_come_are_looked_for_on_their_nodes(tmp_path, monkeypatch):
@@ -269,9 +268,9 @@ def test_ranks_that_do_not_come_are_looked_for_on_their_nodes(tmp_path, monkeypa
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", "3,2(x2)")
-    monkeypatch.setattr(doctor, "WORLD_SIZE", 7)
+    monkeypatch.setattr(checks, "WORLD_SIZE", 7)
     came = [facts_of(rank) for rank in range(7) if rank not in (2, 5)]
-    _, problem = doctor.check_meeting({facts["rank"]: "?" for facts in came}, came)
+    _, problem = checks.check_meeting({x["rank"]: "?" for x in came}, came)
     assert problem.startswith("rank 2, 5 (node1, node3) did not come in 15 s. ")
 
 

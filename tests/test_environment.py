@@ -5,7 +5,6 @@ and the launcher are the real ones.
 """
 
 import ast
-import importlib
 import importlib.util
 import json
 import os
@@ -19,9 +18,7 @@ from importlib.metadata import packages_distributions
 import pytest
 import works_with
 from helpers import LESSONS, ROOT, cannot, copy_tree
-
-sys.path.insert(0, str(ROOT / "scripts"))
-environment = importlib.import_module("environment")
+from lib import environment, recordings
 
 # Measured where somebody has installed them: README.md says how.
 OPTIONAL = {"lmdb", "webdataset"}
@@ -258,7 +255,7 @@ def test_a_module_that_has_all_is_used_as_it_is(module, shell, course):
     status, output = shell(*TESTS, path=active)
     assert status == 0, output
     assert "Making .venv with what the active Python lacks: pytest. Its torch==2.6.0 and" in output
-    assert output.endswith("pytest ['-c', 'tests/pytest.ini', 'tests', '-k', 'x'] True\n")
+    assert output.endswith("pytest ['-k', 'x'] True\n")
 
 
 def test_an_environment_gets_only_what_it_lacks(shell, course):
@@ -277,7 +274,7 @@ def test_an_environment_gets_only_what_it_lacks(shell, course):
     status, output = shell(*TESTS, path=course / ".venv" / "bin")
     assert status == 0, output
     assert output.startswith("Installing what .venv lacks: pytest.\n")
-    assert output.endswith("pytest ['-c', 'tests/pytest.ini', 'tests', '-k', 'x'] True\n")
+    assert output.endswith("pytest ['-k', 'x'] True\n")
     requirements.write_text(requirements.read_text() + "accelerate\n")
     status, output = shell(*LIST)
     assert status == 0, output
@@ -320,17 +317,17 @@ def test_another_torch_gets_an_environment_of_its_own(shell, course):
     status, output = shell("scripts/run_tests.sh", "--torch", "2.6.0", "--python", "python3")
     assert status == 0, output
     assert output.startswith("Making .venv-torch-2.6.0 with torch 2.6.0 and what else the tests ")
-    assert output.endswith("pytest ['-c', 'tests/pytest.ini', 'tests', '-m', 'short'] True\n")
+    assert output.endswith("pytest ['-m', 'short'] True\n")
     assert not (course / ".venv").exists()
     python = course / ".venv-torch-2.6.0" / "bin" / "python"
     show = "import torch, torchvision as v, accelerate; print(torch.__version__, v.__version__)"
     assert shell(python, "-c", show) == (0, "2.6.0 0.21.0\n")
     # It is there now. Other tests may be chosen.
     status, output = shell("scripts/run_tests.sh", "--torch", "2.6.0", "-k", "lesson_4")
-    assert output == "pytest ['-c', 'tests/pytest.ini', 'tests', '-k', 'lesson_4'] True\n"
+    assert output == "pytest ['-k', 'lesson_4'] True\n"
     # One that is active and has that torch is used as it is.
     status, output = shell("scripts/run_tests.sh", "--torch", "2.6.0", path=python.parent)
-    assert output == "pytest ['-c', 'tests/pytest.ini', 'tests', '-m', 'short'] True\n"
+    assert output == "pytest ['-m', 'short'] True\n"
 
 
 @pytest.mark.parametrize(
@@ -367,11 +364,10 @@ def report(test, outcome, reason=None):
 
 
 def test_a_run_is_recorded_and_comes_into_the_table(course, monkeypatch):
-    update_docs = importlib.import_module("update_docs")
-    monkeypatch.setattr(update_docs, "ROOT", course)
-    monkeypatch.setattr(update_docs, "WORKS_WITH", course / "tests" / "works_with.json")
+    monkeypatch.setattr(recordings, "ROOT", course)
+    monkeypatch.setattr(recordings, "WORKS_WITH", course / "tests" / "works_with.json")
     with pytest.raises(FileNotFoundError, match=r"First: \./scripts/run_tests.sh --torch VERSION"):
-        update_docs.take_records()
+        recordings.take_records()
     reports = {test: report(test, "passed") for test in works_with.SHORT.values()}
     for name, outcome, reason in (("15", "failed", None), ("17", "skipped", "it is too old")):
         reports[works_with.SHORT[name]] = report(works_with.SHORT[name], outcome, reason)
@@ -385,9 +381,9 @@ def test_a_run_is_recorded_and_comes_into_the_table(course, monkeypatch):
     for torch, python in (("2.6.0", "3.11.7"), ("2.15.0", "3.11.8"), ("2.15.0", "3.9.1")):
         record |= {"torch": torch, "Python": python}
         (folder / f"{torch}-{python}.json").write_text(json.dumps(record))
-    update_docs.take_records()
-    update_docs.take_records()  # nothing is there twice
-    head, line, *rows = update_docs.works_with().splitlines()
+    recordings.take_records()
+    recordings.take_records()  # nothing is there twice
+    head, line, *rows = recordings.works_with().splitlines()
     assert [row.split(" | ")[:3] for row in rows] == [
         ["| 2.15.0", record["torchvision"], "3.11.8"],
         ["| 2.15.0", record["torchvision"], "3.9.1"],

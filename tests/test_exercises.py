@@ -44,9 +44,8 @@ def copy_course(folder):
     (folder / "scripts").mkdir(parents=True)
     for name in ("check.py", "exercises.toml"):
         shutil.copyfile(ROOT / "scripts" / name, folder / "scripts" / name)
-    (folder / "scripts" / "checks").mkdir()
-    for path in CHECKS.values():
-        shutil.copyfile(path, folder / "scripts" / "checks" / path.name)
+    for name in ("checks", "lib"):
+        copy_tree(ROOT / "scripts" / name, folder / "scripts" / name)
     for day in ("day1", "day2"):
         if (ROOT / day / "exercises").exists():
             copy_tree(ROOT / day / "exercises", folder / day / "exercises")

@@ -8,7 +8,8 @@ import sys
 import time
 
 import pytest
-from helpers import ROOT, need, processes, wait_for
+from helpers import ROOT, need, wait_for
+from lib import processes
 
 # Starts a process that ignores SIGTERM and keeps stdout open; then goes on with what follows.
 STUBBORN = """

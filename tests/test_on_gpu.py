@@ -14,8 +14,8 @@ import textwrap
 
 import on_gpu
 import pytest
-import update_docs
 from helpers import LESSONS, ROOT
+from lib import recordings
 from on_gpu import Item
 from torch.utils.tensorboard import SummaryWriter
 
@@ -399,19 +399,19 @@ RECORD = {
 
 
 def test_a_record_becomes_a_row(monkeypatch, tmp_path):
-    monkeypatch.setattr(update_docs, "ROOT", tmp_path)
-    monkeypatch.setattr(update_docs, "RECORDS", tmp_path / "tests" / "records")
-    assert update_docs.gpu_table() == "Nothing has been recorded on a GPU yet.\n"
-    update_docs.RECORDS.mkdir(parents=True)
-    (update_docs.RECORDS / "a.json").write_text(json.dumps(RECORD))
-    assert update_docs.gpu_table().splitlines()[2:] == [
+    monkeypatch.setattr(recordings, "ROOT", tmp_path)
+    monkeypatch.setattr(recordings, "RECORDS", tmp_path / "tests" / "records")
+    assert recordings.gpu_table() == "Nothing has been recorded on a GPU yet.\n"
+    recordings.RECORDS.mkdir(parents=True)
+    (recordings.RECORDS / "a.json").write_text(json.dumps(RECORD))
+    assert recordings.gpu_table().splitlines()[2:] == [
         "| [2030-01-02](tests/records/a.json) | 2 x Some GPU | 2.15.0, NCCL 2.28.3 | 1 of 4 "
         "| `one:1`, `one:3` | `shared:17` |"
     ]
 
 
 def test_the_text_says_what_was_not_run_as_long_as_that_is_true():
-    records = [json.loads(path.read_text()) for path in update_docs.RECORDS.glob("*.json")]
+    records = [json.loads(path.read_text()) for path in recordings.RECORDS.glob("*.json")]
     counts = [record["machine"]["count"] for record in records]
     text = {name: (ROOT / name).read_text() for name in ("README.md", "day1/GUIDE.md")}
     text["slides/TEACHING.md"] = (ROOT / "slides" / "TEACHING.md").read_text()

@@ -7,8 +7,10 @@ import pytest
 import torch
 from boxes import USUAL, changed, hunks, section
 from helpers import LESSONS, ROOT
+from lib.course import read_pages
+from lib.glossary import link_terms
+from lib.pages import PAGES, PART
 from ranks import run_ranks
-from update_docs import PAGES, PART, link_terms, read_pages
 
 SECTIONS = ["Predict", "The idea", "Run", "What happened", "The change", "In your own script"]
 SECTIONS += ["Check yourself", "Exercises", "Further reading"]

@@ -62,9 +62,8 @@ def write_benchmarks(folder):
     """Leave in a folder what benchmark.py does, with invented numbers. Return it: [JSON, ...]."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.syspath_prepend(ROOT / "scripts")
-        import benchmark
-        from benchmark_cases import CASES
+        from benchmark import results as benchmark
+        from benchmark.cases import CASES
 
         results = []
         for began, case in enumerate(CASES):
@@ -85,7 +84,6 @@ def run_recorded(*arguments, folder, **changes):
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.syspath_prepend(ROOT / "scripts")
         import run_course
 
         def run(lesson):

@@ -1,5 +1,6 @@
 """The commands in scripts/."""
 
+import ast
 import importlib
 import os
 import re
@@ -8,9 +9,12 @@ import signal
 import subprocess
 import sys
 import types
+from graphlib import TopologicalSorter
+from pathlib import Path
 
 import pytest
-from helpers import LAUNCHER, LESSONS, ROOT, cannot, copy_tree, launch, processes, works
+from helpers import LAUNCHER, LESSONS, ROOT, cannot, copy_tree, launch, works
+from lib import processes
 
 
 def run_course(*arguments, root=ROOT, cwd):
@@ -55,7 +59,7 @@ def planted(tmp_path):
             f"arguments = []\nproof = '=> well'\nseconds = {seconds}\n"
         )
     (tmp_path / "scripts" / "course.toml").write_text("\n".join(lessons))
-    (tmp_path / "scripts" / "report.py").write_text("def write(*arguments):\n    pass\n")
+    (tmp_path / "scripts" / "lib" / "report.py").write_text("def write(*arguments):\n    pass\n")
     module = tmp_path / "scripts" / "lib" / "processes.py"
     text, count = re.subn(r"(?m)^(GRACE|SETTLE|PATIENCE) = \d+", r"\1 = 1", module.read_text())
     assert count == 3
@@ -97,7 +101,7 @@ def run_planted(*arguments, folder):
 
 
 def test_run_course_waits_for_nobody_and_names_the_lesson_that_left_something(planted):
-    shutil.copy(ROOT / "scripts" / "report.py", planted / "scripts")
+    shutil.copy(ROOT / "scripts" / "lib" / "report.py", planted / "scripts" / "lib")
     status, table, output = run_planted("hangs", "leaves", "fails", "well", folder=planted)
     assert status == 1
     assert {name: state for name, (_, state) in table.items()} == {
@@ -285,7 +289,7 @@ def test_nothing_that_is_made_here_is_in_the_repository():
 
 def test_the_bare_part_has_each_file_in_which_something_may_be_skipped():
     part = re.search(r"^part='(.*?)'$", (ROOT / "tests" / "bare.sh").read_text(), re.M | re.S)[1]
-    command = [sys.executable, "-m", "pytest", "-c", "tests/pytest.ini", "tests", "-n", "0", "-q"]
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-q"]
     command += ["--collect-only", "-p", "no:cacheprovider", "-k", part.replace("\n", " ")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -295,6 +299,34 @@ def test_the_bare_part_has_each_file_in_which_something_may_be_skipped():
         r"|def test.*\b(slurm|breakable|cluster)[,)]"
     )
     files = (ROOT / "tests").rglob("test_*.py")
-    may_skip = {str(x.relative_to(ROOT / "tests")) for x in files if skips.search(x.read_text())}
+    may_skip = {str(x.relative_to(ROOT)) for x in files if skips.search(x.read_text())}
     assert len(may_skip) > 10
     assert may_skip - chosen == set()
+
+
+def imported(path):
+    """Return the modules of scripts/ that a file imports, as paths without the ending."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module)
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    paths = {name.replace(".", "/") for name in names}
+    return {x for x in paths if (ROOT / "scripts" / f"{x}.py").exists()}
+
+
+def test_the_scripts_import_only_downwards():
+    """Commands import benchmark, checks and lib; these import lib; nothing imports a command."""
+    scripts = ROOT / "scripts"
+    files = {str(x.relative_to(scripts).with_suffix("")): x for x in scripts.rglob("*.py")}
+    graph = {name: imported(path) for name, path in files.items()}
+    assert sum(map(len, graph.values())) > 30
+    below = {"": {"benchmark", "checks", "lib"}, "benchmark": {"lib"}, "checks": {"lib"}}
+    for name, others in graph.items():
+        folder = str(Path(name).parent).replace(".", "")
+        allowed = below.get(folder, set()) | ({folder} if folder else set())
+        assert {str(Path(other).parent) for other in others} <= allowed, f"{name}: {others}"
+    # TopologicalSorter raises CycleError where modules import each other in a circle.
+    assert set(TopologicalSorter(graph).static_order()) == set(files)

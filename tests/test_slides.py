@@ -10,7 +10,8 @@ from collections import Counter
 
 import pytest
 from helpers import ROOT, cannot, copy_tree, need, need_browser, open_in_browser
-from update_docs import PAGES, read_pages, title_of
+from lib.course import read_pages
+from lib.pages import PAGES, title_of
 
 SLIDES = ROOT / "slides"
 DAYS = ["day1", "day2"]

@@ -131,12 +131,11 @@ def continuous_integration(folder, *, flaky=0, more=""):
     assert '\nrun_tests "$@"\n' in text
     (folder / "tests").mkdir()
     shutil.copy(ROOT / "tests" / "flaky.py", folder / "tests")
-    (folder / "tests" / "pytest.ini").write_text("[pytest]\n")
+    (folder / ".pytest.ini").write_text("[pytest]\ntestpaths = tests\n")
     (folder / "tests" / "test_some.py").write_text(SUITE.format(flaky=flaky) + more)
     (folder / "scripts").mkdir()
     script = folder / "scripts" / "run_tests.sh"
-    options = "-c tests/pytest.ini tests"
-    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m pytest {options} "$@"\n')
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m pytest "$@"\n')
     script.chmod(0o755)
     done = subprocess.run(
         ["bash", "-c", f"set -euo pipefail\nlint=.\n{part}echo over"],

@@ -60,7 +60,7 @@ def outputs_of_pages():
 
 def record_faults(file):
     """Run the tests of faults. Return what they saw, a list of dicts, in the order of the tests."""
-    command = [sys.executable, "-m", "pytest", "-c", "tests/pytest.ini", "-n", "2", "tests/faults"]
+    command = [sys.executable, "-m", "pytest", "-n", "2", "tests/faults"]
     env = {**os.environ, "FAULTS_RECORD": str(file)}
     job = processes.run(command, FAULTS_LIMIT, cwd=ROOT, env=env, stdout=None)
     if job.stopped or job.status:

@@ -162,8 +162,8 @@ def test_no_text_becomes_a_command():
 
 
 def test_the_files_are_those_of_the_data_set():
-    """scripts/doctor.py compares them, and data/README.md shows the same list."""
-    listed = dict(re.findall(r'"(\S+-ubyte)": "(\w{32})"', read("scripts/doctor.py")))
+    """The doctor compares them, and data/README.md shows the same list."""
+    listed = dict(re.findall(r'"(\S+-ubyte)": "(\w{32})"', read("scripts/lib/doctor_facts.py")))
     shown = dict(re.findall(r"^\| (\S+-ubyte) \|.*\| (\w{32}) \|$", read("data/README.md"), re.M))
     assert listed == shown
     files = sorted(ROOT.glob("data/MNIST/raw/*"))
