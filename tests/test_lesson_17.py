@@ -91,7 +91,7 @@ def test_four_ranks_hold_a_quarter_and_learn_the_same(four):
     assert part["parameters"] + part["states"] <= 0.35 * (whole["parameters"] + whole["states"])
     # A layer is whole in its turn, the others are not.
     assert 2 * part["parameters"] < part["inside"] < 0.7 * whole["inside"]
-    assert loss("DDP", 0, output) == pytest.approx(loss("FSDP", 0, output), abs=1e-4)
+    assert loss("DDP", 0, output) == pytest.approx(loss("FSDP", 0, output), abs=2e-4)
     # It learns more than which characters are frequent.
     frequency = float(re.search(r"by frequency alone: loss ([\d.]+)", output)[1])
     assert loss("FSDP", 1, output) < 0.8 * frequency
@@ -116,7 +116,7 @@ def test_two_nodes_of_a_real_slurm_go_on_where_four_ranks_stopped(four, slurm, t
     assert "nodes: node1 node2, ranks on each: 1, in all: 2" in done.stdout
     assert proof_of(done.stdout).startswith("=> 2 ranks go on where 4 stopped, losses within ")
     assert proves("17", done.stdout), done.stdout
-    assert loss("resumed", 1, done.stdout) == pytest.approx(loss("FSDP", 1, output), abs=1e-4)
+    assert loss("resumed", 1, done.stdout) == pytest.approx(loss("FSDP", 1, output), abs=2e-4)
     half, quarter = megabytes("FSDP", done.stdout), megabytes("FSDP", output)
     for kind in ("parameters", "gradients", "states"):
         assert half[kind] == pytest.approx(2 * quarter[kind], abs=0.02)

@@ -20,6 +20,7 @@ from helpers import (
     recorded_output,
     refusal,
     run_lesson,
+    same_losses,
     shape,
 )
 from mutants import assert_disproved, run_mutant
@@ -96,7 +97,7 @@ def test_lesson_3_gives_lesson_2s_loss_on_every_rank(processes, alone, tmp_path)
     expected = float(re.search(r"mean loss ([\d.]+)", alone[0])[1])
     found = re.findall(r"^rank \d+: [\d.]+% .* mean loss ([\d.]+)$", output, re.M)
     assert len(found) == processes
-    assert [float(loss) for loss in found] == pytest.approx([expected] * processes, abs=1e-4)
+    assert [float(loss) for loss in found] == pytest.approx([expected] * processes, abs=2e-4)
     assert proof_of(output) == f"=> {processes} ranks, {processes * 20 * 84:,} images, one model"
     assert proves("3", output)
 
@@ -184,7 +185,7 @@ def test_lesson_6_gives_the_losses_of_lessons_2_and_4(processes, alone, tmp_path
     first = r"epoch 0: loss ([\d.]+)"
     for other in (alone[0], manual):
         mine, theirs = float(re.search(first, output)[1]), float(re.search(first, other)[1])
-        assert mine == pytest.approx(theirs, abs=1e-4)
+        assert mine == pytest.approx(theirs, abs=2e-4)
     saved = re.search(r"^saved: (.*)$", output, re.M)[1]
     model = load_lesson("6").Net()
     model.load_state_dict(torch.load(tmp_path / saved))  # as the page says
@@ -193,7 +194,7 @@ def test_lesson_6_gives_the_losses_of_lessons_2_and_4(processes, alone, tmp_path
     ddp = losses(tmp_path / "runs" / "6_mnist_ddp_pt")
     assert len(single) == 20
     assert [x for x, _ in single] == [x for x, _ in ddp]
-    assert [y for _, y in single] == pytest.approx([y for _, y in ddp], abs=1e-5)
+    assert same_losses([y for _, y in single], [y for _, y in ddp])
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 4])

@@ -158,7 +158,7 @@ def test_what_passes_is_not_run_again(tmp_path):
 def test_a_flaky_test_does_not_vanish(flaky, tmp_path):
     status, said = continuous_integration(tmp_path, flaky=flaky)
     lines = [
-        f"flaky: test_some.py::test_flaky[{n}] failed, and passed when it was run once more"
+        f"flaky: tests/test_some.py::test_flaky[{n}] failed, and passed when it was run once more"
         for n in range(flaky)
     ]
     end = ["over"] if flaky < 3 else ["3 tests are flaky: too many."]
@@ -169,7 +169,7 @@ def test_a_flaky_test_does_not_vanish(flaky, tmp_path):
 def test_a_test_that_fails_at_its_end_is_flaky_too(tmp_path):
     status, said = continuous_integration(tmp_path, more="def test_untidy(untidy): pass")
     assert status == 0
-    assert said.startswith("flaky: test_some.py::test_untidy failed")
+    assert said.startswith("flaky: tests/test_some.py::test_untidy failed")
 
 
 @pytest.mark.parametrize("how", BAD)
@@ -180,7 +180,7 @@ def test_a_test_that_does_not_pass_then_fails_all(how, tmp_path):
     if how == "ends the run":
         assert "has left no results" in said
     elif how != "cannot be imported":
-        assert "failed: test_some.py::test_bad\n" in said
-        assert "flaky: test_some.py::test_flaky[0] failed" in said
+        assert "failed: tests/test_some.py::test_bad\n" in said
+        assert "flaky: tests/test_some.py::test_flaky[0] failed" in said
     else:
-        assert "failed: test_some\n" in said
+        assert "failed: tests.test_some\n" in said
