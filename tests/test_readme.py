@@ -182,7 +182,7 @@ BY_CI = [
     "./scripts/run_tests.sh --torch 2.6.0",
     "tests/bare.sh",
     "scripts/local_slurm.sh install",
-    "pip install pre-commit",
+    "pip install --requirement .ci/requirements.txt",
     "pre-commit run --all-files",
     "apt-get install chromium nodejs npm fonts-dejavu-core fonts-liberation",
 ]
