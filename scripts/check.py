@@ -1,7 +1,8 @@
 """Check an exercise: start it on its ranks and see what each of them really does.
 
 Without an id: list the exercises and which of them have passed. With next: check the first one that
-has not passed yet. What has passed is remembered in runs/exercises.json.
+has not passed yet. What has passed, and after how many minutes, is remembered in
+runs/exercises.json. lib/records.py says what of it is handed in with --hand-in.
 
 What a check looks at is in checks/, one file for each exercise. The list of the exercises, with
 their hints, is exercises.toml. Reading it there takes the fun out of it: ask with --hint.
@@ -10,9 +11,7 @@ their hints, is exercises.toml. Reading it there takes the fun out of it: ask wi
 import argparse
 import ast
 import contextlib
-import hashlib
 import importlib.util
-import json
 import multiprocessing
 import os
 import signal
@@ -24,9 +23,9 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from checks.common import sentence_of
+from lib import records
 from lib.course import ROOT, read_exercises
 
-RECORD = ROOT / "runs" / "exercises.json"  # remove it to begin again
 MARKS = {True: "ok", False: "NO", None: "->"}  # None: what follows from it
 START_LIMIT, RUN_LIMIT = 120, 20  # seconds: until all ranks stand, and until all are done
 
@@ -166,35 +165,13 @@ def run(exercise, file):
     return all(right for right, _ in lines), lines
 
 
-# The record of what has passed, and the command.
-
-
-def digest(file):
-    """Return a short text that changes when the file does; None if there is no file."""
-    return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.exists() else None
-
-
-def read_record():
-    """Return {id: {state, digest, hints}} of the earlier checks."""
-    try:
-        return json.loads(RECORD.read_text())
-    except (OSError, ValueError):
-        return {}
-
-
-def write_record(record):
-    """Keep the record, unless the folder cannot be written."""
-    with contextlib.suppress(OSError):
-        RECORD.parent.mkdir(exist_ok=True)
-        temporary = RECORD.with_name(f".{RECORD.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(record, indent=1))
-        os.replace(temporary, RECORD)
+# What has passed, and the command.
 
 
 def state_of(exercise, record):
     """Return passed, not yet, or - for an exercise that was changed since it was checked."""
     known = record.get(exercise["id"], {})
-    same = known.get("digest") == digest(ROOT / exercise["file"])
+    same = known.get("digest") == records.digest(ROOT / exercise["file"])
     return known.get("state", "-") if same else "-"
 
 
@@ -235,17 +212,17 @@ def check(exercise, record, solution, show_task=False):
     print(f"{title}, ranks: {exercise['processes']}" + (", the solution" if solution else ""))
     if show_task:
         print_task(exercise)
+    begin = time.time()
     if file.exists():
         passed, lines = run(exercise, file)
     else:
         passed, lines = False, [(False, f"the file is missing: git checkout {title.split()[1]}")]
     for right, sentence in lines:
         print(f"  {MARKS[right]}  {sentence}")
-    state = "passed" if passed else "not yet"
-    print(state, flush=True)
+    print("passed" if passed else "not yet", flush=True)
     if not solution:
         known = record.setdefault(exercise["id"], {})
-        known.update(state=state, digest=digest(file))
+        records.note(known, passed, records.digest(file), begin, time.time())
     return passed
 
 
@@ -262,7 +239,14 @@ def parse_args(exercises):
     parser.add_argument("id", nargs="*", help="such as 4.1, or all, or next; without it: list them")
     parser.add_argument("--hint", action="count", default=0, help="a hint, of three; again: more")
     parser.add_argument("--solution", action="store_true", help="check the solution instead")
+    folders = parser.add_mutually_exclusive_group()
+    text = "write what you have passed, without your name, into a folder of your class"
+    folders.add_argument("--hand-in", type=Path, metavar="FOLDER", help=text)
+    text = "the table of what was handed in there"
+    folders.add_argument("--class", type=Path, metavar="FOLDER", dest="class_folder", help=text)
     args = parser.parse_args()
+    if (args.hand_in or args.class_folder) and (args.id or args.hint or args.solution):
+        parser.exit(2, "--hand-in and --class stand alone, each with a folder.\n")
     for name in args.id:
         if name not in ("all", "next", *exercises):
             parser.exit(2, f"There is no exercise {name}. python scripts/check.py lists them.\n")
@@ -273,10 +257,42 @@ def parse_args(exercises):
     return args
 
 
+def hand_in(record, folder):
+    """Hand in a record; return the exit status."""
+    try:
+        file = records.hand_in(record, folder)
+    except records.RecordError as error:
+        sys.exit(str(error))
+    print(f"handed in: {file}")
+    return 0
+
+
+def show_class(exercises, folder):
+    """Print the table of a class; return the exit status."""
+    try:
+        handed_in, damaged = records.read_class(folder)
+    except records.RecordError as error:
+        sys.exit(str(error))
+    print("\n".join(records.class_table(exercises, handed_in)))
+    if damaged:
+        names = ", ".join(map(ascii, damaged))
+        print(f"Left out, because they are no records: {names}", file=sys.stderr)
+    return 1 if damaged else 0
+
+
 def main():
     """Do what the command line asks for; return the exit status."""
     exercises = {exercise["id"]: exercise for exercise in read_exercises()}
-    args, record = parse_args(exercises), read_record()
+    args = parse_args(exercises)
+    if args.class_folder:
+        return show_class(exercises, args.class_folder)
+    try:
+        record = records.read_record()
+    except records.RecordError as error:
+        print(error, file=sys.stderr)
+        record = {}
+    if args.hand_in:
+        return hand_in(record, args.hand_in)
     if not args.id:
         list_exercises(exercises, record)
         return 0
@@ -301,7 +317,7 @@ def main():
         passed += check(exercises[name], record, args.solution, go_on)
         if args.hint:
             give_hints(exercises[name], record, args.hint)
-        write_record(record)
+        records.write_record(record)
     if len(wanted) > 1:
         print(f"{passed} of {len(wanted)} passed")
     if go_on and passed:

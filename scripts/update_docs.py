@@ -13,6 +13,7 @@ A made part stands between two lines. The first says what belongs there, the sec
     <!-- begin exercise_list day1 -->  those of a day
     <!-- begin lessons day1 -->      the pages of a day (day1, day2, beyond), from course.toml;
                                      lessons day1 short: without their exercises
+    <!-- begin timetable day1 -->    when what is done in a class, from course.toml
     <!-- begin measured -->          the proof lines of the last recording, with date and machine
     <!-- begin faults -->            what the tests of tests/faults saw when they were last recorded
     <!-- begin works -->             the versions it was tested with, from tests/works_with.json
@@ -43,7 +44,7 @@ from lib import processes
 from lib.course import ROOT, read_course, read_exercises, read_pages
 from lib.excerpts import code, diff
 from lib.glossary import link_terms
-from lib.pages import PAGES, PART, exercise_table, exercises_of, head, lesson_table, ways
+from lib.pages import PAGES, PART, exercise_table, exercises_of, head, lesson_table, timetable, ways
 from lib.recordings import (
     device_table,
     fault_table,
@@ -92,6 +93,8 @@ def fill(text, page, outputs, seen, devices=False):
             new = exercise_table(chosen, page)
         elif kind == "lessons":
             new = lesson_table(words[0], page, pages, [] if "short" in words else exercises)
+        elif kind == "timetable" or kind == "timetable":
+            new = timetable(words[0], page, pages, exercises)
         elif kind == "measured":
             new = measured(outputs) if outputs else old
         elif kind == "faults":

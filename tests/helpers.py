@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from unittest import mock
 
@@ -245,3 +246,21 @@ def recorded_output(lesson_id):
     page = (ROOT / LESSONS[lesson_id]["file"]).with_suffix(".md").read_text()
     part = page.partition(f"<!-- begin output {lesson_id} -->\n")[2]
     return re.search(r"```console\n\$ [^\n]*\n(.*?)\n```", part, re.S)[1]
+
+
+def slides_of(deck):
+    """Return the Markdown of each slide of a deck: day1, day2 or beyond."""
+    text = (ROOT / "slides" / f"{deck}.md").read_text()
+    return text.split("---\n", 2)[2].split("\n---\n")
+
+
+def agenda(deck):
+    """Return the minutes that a deck's agenda gives to each part, as a Counter.
+
+    The agenda is the slide whose table has columns "min". A topic may stand before the minutes.
+    """
+    slide = next(slide for slide in slides_of(deck) if re.search(r"^\|.* min \|", slide, re.M))
+    planned = Counter()
+    for name, minutes in re.findall(r"\| (\w[\w -]*) \|(?: *[^|\d][^|]*\|)? (\d+)(?= \|)", slide):
+        planned[name] += int(minutes)
+    return planned

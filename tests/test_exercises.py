@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from hashlib import sha256
 from pathlib import Path
@@ -322,10 +323,17 @@ def test_one_exercise_alone(course):
     assert status == 1
     assert output.startswith(f"{first}  {EXERCISES[first]['file']}, ranks: 4\nTask:    Complete")
     assert f"  ->  {EXERCISES[first]['consequence']}\n" in output
+    kept = course / "runs" / "exercises.json"
+    failed = json.loads(kept.read_text())[first]
+    assert failed["started"] <= time.time()
+    assert "minutes" not in failed
     shutil.copyfile(file_of(first, solution=True), course / EXERCISES[first]["file"])
     status, output = check(course, "next")
     assert status == 0
     assert output.endswith(f"\npassed\nnext: {EXERCISES[second]['file']}\n")
+    passed = json.loads(kept.read_text())[first]
+    assert passed["started"] == failed["started"]
+    assert 0 < passed["minutes"] < 10
 
 
 def test_next_goes_to_the_first_that_has_not_passed(course):

@@ -24,6 +24,7 @@ from conftest import need_slurm
 from helpers import (
     LESSONS,
     ROOT,
+    agenda,
     cannot,
     copy_tree,
     need,
@@ -32,12 +33,15 @@ from helpers import (
     wait_for,
     works,
 )
+from lib.course import read_days, read_pages
+from lib.pages import parts_of
 
 GLOBS = ("*.md", "*/*.md", "*/exercises/*.md", "*/faults/*.md")
 PAGES = [page for glob in GLOBS for page in sorted(ROOT.glob(glob))]
 PAGES = [page for page in PAGES if not page.with_suffix(".pdf").exists()]
 CHEAT_SHEET = ROOT / "day1" / "CHEATSHEET.md"
-FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.M | re.S)
+# A slide says after the kind which lines it highlights: ```console {2}
+FENCE = re.compile(r"^ *```(\w*)[^\n`]*\n(.*?)^ *```$", re.M | re.S)
 # Code within a sentence that is a command.
 COMMAND = re.compile(
     r"(?:[A-Z_]+=\S* )?(?:\S*\.sh\b|nvidia-smi$|(?:apt-get|cd|df|diff|du|export|find|git|ip|kill|"
@@ -70,6 +74,7 @@ QUICK = {
     "cd course": "",
     "source .venv/bin/activate": "",
     "source <folder of the instructor>/course/.venv/bin/activate": "",
+    "mkdir -m 1777 <shared folder>": "",
     "du -sh .venv": ".venv",
     "find .venv -type f": ".venv/bin/activate",
     "df -h .": "Avail",
@@ -105,10 +110,16 @@ ON_LOGIN = {
     "scontrol show node": "ActiveFeatures=gpu",
     "salloc --nodes 1 --qos interactive --time 02:00:00 --constraint gpu --gpus-per-node 4 "
     "--account=<acc_name>_g": "Granted job allocation",
+    "salloc --nodes 1 --qos interactive --time 04:00:00 --ntasks-per-node=1 --cpus-per-task=128 "
+    "--constraint gpu --gpus-per-node 4 --account=<acc_name>_g": "Granted job allocation",
+    "salloc --nodes 1 --qos interactive --time 04:00:00 --ntasks-per-node=1 --cpus-per-task=32 "
+    "--constraint gpu --gpus-per-node 1 --account=<acc_name>_g": "Granted job allocation",
+    "salloc --nodes 1 --qos interactive --time 04:00:00 --ntasks-per-node=1 --cpus-per-task=8 "
+    "--account=<acc_name>": "Granted job allocation",
     "scontrol create reservation ReservationName=course StartTime=<begin> Duration=08:00:00 "
     "NodeCnt=<nodes> Users=<users>": "Reservation created: course",
     "scontrol show reservation": "ReservationName=course",
-    "salloc --reservation=course --nodes 2 --time 00:30:00 --ntasks-per-node=4 --cpus-per-task=32 "
+    "salloc --reservation=course --nodes 2 --time 03:30:00 --ntasks-per-node=4 --cpus-per-task=32 "
     "--constraint gpu --gpus-per-node 4 --account=<acc_name>_g": "Granted job allocation",
     "squeue --reservation=course": "JOBID",
     "sbatch -N 2 --ntasks-per-node=4 --cpus-per-task=32 -C gpu --gpus-per-node 4 -t 30 "
@@ -123,6 +134,7 @@ IN_JOB = {
     "hostname": "",
     "srun hostname": "node2",
     "srun --pty bash": "on node1",
+    "srun --pty -N1 -n1 --cpus-per-task=32 bash": "on node1",
     "srun getent hosts node1": "node1",
     "srun ip -brief address": "eth0",
     "ip -brief address": "lo",
@@ -231,6 +243,7 @@ WORDS = {
     "<folder of the instructor>": "folder",
     "<folder there>": "/tmp",
     "<folder on the large disk>": "/tmp",
+    "<shared folder>": "shared",
     "<pid>": "$(sleep 60 >/dev/null & echo $!)",
     "<begin>": "now",
     "<nodes>": "2",
@@ -470,10 +483,10 @@ def test_slow_commands_can_be_typed(command, course):
 
 def lines_of(commands):
     """Return lines for a shell that type some commands, with a line before each."""
-    terminal = "script -qec 'srun --pty bash' /dev/null <<< $'echo on $(hostname)\\nexit'"
+    terminal = "script -qec '{}' /dev/null <<< $'echo on $(hostname)\\nexit'"
     text = ""
     for command in commands:
-        typed = terminal if "--pty" in command else f"{command} </dev/null"
+        typed = terminal.format(command) if "--pty" in command else f"{command} </dev/null"
         for word, instead in WORDS.items():
             typed = typed.replace(word, instead)
         text += f"echo {shlex.quote(f'--- {command}')}\n{typed}\n"
@@ -1067,27 +1080,20 @@ def test_every_link_leads_somewhere(page):
         assert not anchor or anchor in anchors(there), target
 
 
-def test_the_agenda_is_that_of_the_slides():
-    cells = table((ROOT / "slides" / "TEACHING.md").read_text(), "Agenda")
-    days = " ".join(" | ".join(row) + "\n" for row in cells).split("begin | part | minutes\n")[1:]
-    for deck, text in zip(("day1", "day2", "beyond"), days, strict=True):
-        rows = re.findall(r"(\d\d):(\d\d) \| ([\w -]+) \| (\d+)", text)
-        clock = 9 * 60
-        for hour, minute, _, minutes in rows:
-            assert int(hour) * 60 + int(minute) == clock
-            clock += int(minutes)
-        slide = (ROOT / "slides" / f"{deck}.md").read_text().split("\n---\n")[2]
-        shown = re.findall(r"\| (\w[\w -]*) \| (\d+)(?= \|)", slide)
-        assert shown
-        assert Counter((part, minutes) for _, _, part, minutes in rows) == Counter(shown)
+@pytest.mark.parametrize("day", read_days(), ids=lambda day: day["id"])
+def test_the_agenda_is_that_of_the_slides(day):
+    """The timetable of a class, in course.toml, has the minutes that the deck's agenda shows."""
+    planned = Counter()
+    for _, minutes, title, *_ in parts_of(day, read_pages()):
+        planned[title] += minutes
+    assert planned == agenda(day["id"])
 
 
 def test_the_run_times_are_those_of_lessons():
     rows = table((ROOT / "slides" / "TEACHING.md").read_text(), "How long the lessons run")[1:]
-    names = [name for name, _ in rows]
-    assert names
-    assert names == [name for name in LESSONS if name in names]
-    assert all(0 < float(seconds) < 300 for _, seconds in rows)
+    names = [row[column] for column in (0, 2, 4) for row in rows]
+    assert names == list(LESSONS)
+    assert all(0 < float(row[column]) < 300 for column in (1, 3, 5) for row in rows)
 
 
 # Abbreviations that are names, or explained where they stand.

@@ -26,6 +26,11 @@ def read_exercises():
     return read_list("exercises.toml", "exercise")
 
 
+def read_days():
+    """Return the timetables of a class, a list of the tables [[day]] in course.toml."""
+    return read_list("course.toml", "day")
+
+
 def read_pages():
     """Return the lessons and the other pages of the course, in the order in which they are read.
 

@@ -4,7 +4,7 @@ import os
 import re
 from pathlib import Path
 
-from lib.course import ROOT
+from lib.course import ROOT, read_days
 
 FOLDERS = [
     "",
@@ -17,6 +17,7 @@ FOLDERS = [
     "tests/faults",
 ]
 PAGES = [str(x.relative_to(ROOT)) for f in FOLDERS for x in sorted((ROOT / f).glob("*.md"))]
+PAGES.append("slides/TEACHING.md")  # slides/excerpts.py sees to the decks beside it
 PART = re.compile(r"(<!-- begin (\w+)([^>]*?) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
 
 
@@ -79,6 +80,36 @@ def lesson_table(day, page, pages, exercises):
             own = [e for e in exercises if e["lesson"] == x.get("id")]
             cells.append(" ".join(f"[{e['id']}]({link_to(e['file'], page)})" for e in own))
         rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def parts_of(day, pages):
+    """Return the parts of a day, a list of (minute of the day, minutes, title, page, exercises).
+
+    page is a table of read_pages, or None for a part that is no page; exercises is a list of ids.
+    """
+    hour, minute = map(int, day["begin"].split(":"))
+    clock, parts = 60 * hour + minute, []
+    for part in day["parts"]:
+        page = None
+        if "page" in part:
+            page = next(x for x in pages if part["page"] in (x.get("id"), x["file"]))
+        title = title_of(page) if page else part["title"]
+        minutes = page["minutes"] if page else part["minutes"]
+        parts.append((clock, minutes, title, page, part.get("exercises", [])))
+        clock += minutes
+    return parts
+
+
+def timetable(name, here, pages, exercises):
+    """Return a Markdown table of a day of a class, with links for the page in which it stands."""
+    day = next(x for x in read_days() if x["id"] == name)
+    files = {x["id"]: x["file"] for x in exercises}
+    rows = ["| begin | part | minutes | exercises |", "|---|---|---|---|"]
+    for clock, minutes, title, page, ids in parts_of(day, pages):
+        part = f"[{title}]({link_to(page['file'], here)})" if page else title
+        links = " ".join(f"[{x}]({link_to(files[x], here)})" for x in ids)
+        rows.append(f"| {clock // 60:02}:{clock % 60:02} | {part} | {minutes} | {links} |")
     return "\n".join(rows) + "\n"
 
 
