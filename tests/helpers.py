@@ -94,7 +94,9 @@ def server(*command, cwd, env=None):
 
 def launch(*arguments, cwd, env=None, timeout=200):
     """Run the launcher outside Slurm; return (exit status, output). It must leave nothing."""
-    return run([LAUNCHER, *arguments], timeout, cwd, env)
+    status, output = run([LAUNCHER, *arguments], timeout, cwd, env)
+    assert "Left behind by a rank" not in output, output
+    return status, output
 
 
 def once(tmp_path_factory, name, function):

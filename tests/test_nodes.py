@@ -512,17 +512,6 @@ def test_threads_of_a_core_and_a_shell_on_the_first_node(show, tmp_path, monkeyp
 # An older bash.
 
 
-def test_a_rank_that_fails_is_named_by_bash_4_4_too(tmp_path):
-    (tmp_path / "fails.py").write_text('import os, sys\nsys.exit(3 * int(os.environ["RANK"]))\n')
-    start = tmp_path / "start.sh"
-    start.write_text("unset EPOCHREALTIME\n")  # it came with bash 5
-    env = {"BASH_ENV": str(start)}
-    status, output = launch("--local", 2, tmp_path / "fails.py", cwd=tmp_path, env=env)
-    assert status == 3, output
-    last = "The first to fail: rank 1 on imitated node 1 ended with exit status 3."
-    assert output.splitlines()[-1] == last
-
-
 @pytest.mark.parametrize("name", ["multinode_setup_and_run", "doctor", "local_slurm"])
 def test_a_bash_that_is_too_old_gets_a_sentence(name):
     """Only the check can be run, with another version: one does not install an old bash."""

@@ -1,10 +1,11 @@
-"""Run a command with a time limit, and end it wholly: no process that it started goes on.
+"""Run commands, and end them wholly: no process that they started goes on.
 
 Whoever waits for a command often waits for more than that: for the pipe into which it prints. A
 process that the command has left behind keeps this pipe open, and then the wait has no end. Here
 only the command itself and the clock are waited for.
 
-The standard library is enough. run_course.py, benchmark.py, update_docs.py and the tests use it.
+The standard library is enough. run_course.py, benchmark.py, update_docs.py, launch.py and the tests
+use it.
 """
 
 import atexit
@@ -24,22 +25,121 @@ GRACE = 8  # seconds from SIGTERM to SIGKILL. The launcher and torchrun take 5 t
 SETTLE = 5  # seconds in which Python's helper processes end after those that they have helped
 PATIENCE = 10  # times as long, at most, where the machine has too much to do
 TICK = 0.1  # seconds between two looks
-MARK = "COURSE_JOBS"  # the variable with the marks of all jobs that a process belongs to
+MARK = "COURSE_JOBS"  # the variable with the marks of all groups that a process belongs to
 PROC = Path("/proc")
 
-running = set()  # the jobs that may have living processes
+running = set()  # the groups that may have living processes
 
 
-class Job:
-    """A command that runs, with all processes that it has started.
+class Group:
+    """Commands that run, with all processes that they have started.
 
-    On Linux a process of the job is known by a mark in its environment, which it hands on to all
+    On Linux a process of the group is known by a mark in its environment, which it hands on to all
     that it starts, so that it is also found in another process group or session. Where there is no
     /proc, as on a Mac, it is known by its session.
 
-    The job has a session of its own, so Ctrl-C at the terminal reaches only the process that waits
-    for it. Use the job in a with statement, which passes the Ctrl-C on: whatever ends the
-    statement, ends the job.
+    Each command has a session of its own, so Ctrl-C at the terminal reaches only the process that
+    waits for it. Use the group in a with statement, which passes the Ctrl-C on: whatever ends the
+    statement, ends the group.
+
+    grace     how many seconds the processes get from the first signal to SIGKILL; None: GRACE
+    """
+
+    def __init__(self, grace=None):
+        self.grace = grace
+        self._started, self._mark = [], uuid.uuid4().hex
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        if self in running:
+            self.end(signal.SIGINT if kind is KeyboardInterrupt else signal.SIGTERM)
+
+    def start(self, command, **options):
+        """Start a command, with the options of Popen; stdin is empty. Return the Popen object."""
+        environment = dict(options.pop("env", None) or os.environ)
+        environment[MARK] = f"{os.environ.get(MARK, '')} {self._mark}".strip()
+        options = {"stdin": subprocess.DEVNULL, **options}
+        running.add(self)  # before it runs: a signal may come at any moment
+        process = subprocess.Popen(
+            [str(word) for word in command], env=environment, start_new_session=True, **options
+        )
+        self._started.append(process)
+        return process
+
+    def processes(self):
+        """Return the ids of the group's living processes."""
+        sessions = {process.pid for process in self._started}
+        if not (PROC / "self" / "environ").exists():
+            return in_sessions(sessions)
+        found = []
+        for name in os.listdir(PROC):
+            try:
+                stat = (PROC / name / "stat").read_bytes() if name.isdigit() else b""
+                if not stat:
+                    continue
+                # After the name in brackets: state, parent, process group, session.
+                state, _, _, session = stat.rpartition(b")")[2].split()[:4]
+                if state not in b"ZX" and (
+                    int(session) in sessions
+                    or self._mark.encode() in (PROC / name / "environ").read_bytes()
+                ):
+                    found.append(int(name))
+            except OSError:
+                continue  # it ended in this moment, or is somebody else's
+        return found
+
+    def end(self, number=signal.SIGTERM):
+        """End the group: send this signal to all of its processes, and SIGKILL after its grace.
+
+        Return those that needed the SIGKILL, a list of their ids and commands.
+        """
+        alive, stubborn = self.processes(), []
+        if alive:
+            try:
+                send(number, alive)
+                stubborn = self._wait_for_none(GRACE if self.grace is None else self.grace)
+            finally:  # at once, if somebody does not want to wait and presses Ctrl-C again
+                self._kill()
+        running.discard(self)
+        for process in self._started:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(1)
+        return stubborn
+
+    def settle(self):
+        """Return the processes that go on after their commands, a list of ids and commands.
+
+        They get SETTLE seconds to end by themselves, and then are ended.
+        """
+        left = self._wait_for_none(SETTLE)
+        self.end()
+        return left
+
+    def _wait_for_none(self, seconds):
+        """Wait until no process of the group lives, at most so long. Return those that still do."""
+        # Each process of a machine gets its share: with 20 for 2 cores all takes 10 times as long.
+        busy = min(PATIENCE, max(1, os.getloadavg()[0] / os.cpu_count()))
+        give_up = time.monotonic() + seconds * busy
+        alive = self.processes()
+        while alive and time.monotonic() < give_up:
+            time.sleep(TICK)
+            alive = self.processes()
+        return [named(pid) for pid in alive]
+
+    def _kill(self):
+        """Send SIGKILL until no process is left. Even that takes a moment, or is in vain."""
+        give_up = time.monotonic() + SETTLE
+        alive = self.processes()
+        while alive and time.monotonic() < give_up:
+            send(signal.SIGKILL, alive)
+            time.sleep(TICK)
+            alive = self.processes()
+
+
+class Job(Group):
+    """A command that runs with a time limit, with all processes that it has started.
 
     process   the Popen object of the command
     limit     how many seconds the command may take
@@ -52,19 +152,13 @@ class Job:
 
     def __init__(self, command, limit, **options):
         """Start a command. The options are those of Popen, but stdin is empty and stdout a pipe."""
+        super().__init__()
         self.process, self.limit, self.seconds = None, limit, None
         self.stopped, self.left = False, []
         self._lines, self._output, self._errors = queue.SimpleQueue(), [], []
         self._readers = []
-        self._mark = uuid.uuid4().hex
-        environment = dict(options.pop("env", None) or os.environ)
-        environment[MARK] = f"{os.environ.get(MARK, '')} {self._mark}".strip()
-        options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, **options}
-        running.add(self)  # before it runs: a signal may come at any moment
         self._begin = time.monotonic()
-        self.process = subprocess.Popen(
-            [str(word) for word in command], env=environment, start_new_session=True, **options
-        )
+        self.process = self.start(command, **{"stdout": subprocess.PIPE, **options})
         # Threads read the pipes: nobody else has to wait for them.
         if self.process.stdout:
             self._start_reader(self.process.stdout, self._output, self._lines)
@@ -72,13 +166,6 @@ class Job:
             self._lines.put(None)
         if self.process.stderr:
             self._start_reader(self.process.stderr, self._errors, queue.SimpleQueue())
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, traceback):
-        if self in running:
-            self.end(signal.SIGINT if kind is KeyboardInterrupt else signal.SIGTERM)
 
     @property
     def status(self):
@@ -131,44 +218,9 @@ class Job:
             pass
         return self.status
 
-    def processes(self):
-        """Return the ids of the job's living processes."""
-        session = self.process.pid if self.process else None
-        if not (PROC / "self" / "environ").exists():
-            return in_session(session)
-        found = []
-        for name in os.listdir(PROC):
-            try:
-                stat = (PROC / name / "stat").read_bytes() if name.isdigit() else b""
-                if not stat:
-                    continue
-                # After the name in brackets: state, parent, process group, session.
-                state, _, _, its_session = stat.rpartition(b")")[2].split()[:4]
-                if state not in b"ZX" and (
-                    int(its_session) == session
-                    or self._mark.encode() in (PROC / name / "environ").read_bytes()
-                ):
-                    found.append(int(name))
-            except OSError:
-                continue  # it ended in this moment, or is somebody else's
-        return found
-
     def end(self, number=signal.SIGTERM):
-        """End the job: send this signal to all of its processes, and SIGKILL after GRACE seconds.
-
-        Return those that needed the SIGKILL, a list of their ids and commands.
-        """
-        alive, stubborn = self.processes(), []
-        if alive:
-            try:
-                send(number, alive)
-                stubborn = self._wait_for_none(GRACE)
-            finally:  # at once, if somebody does not want to wait and presses Ctrl-C again
-                self._kill()
-        running.discard(self)
-        if self.process:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(1)
+        """End the job, as every group is ended."""
+        stubborn = super().end(number)
         for reader in self._readers:
             reader.join(1)  # no longer: a process that nobody can find may hold the pipe
         return stubborn
@@ -188,28 +240,7 @@ class Job:
         if self.stopped:
             self.left = self.end()
         else:
-            self.left = self._wait_for_none(SETTLE)
-            self.end()
-
-    def _wait_for_none(self, seconds):
-        """Wait until no process of the job lives, at most so long. Return those that still do."""
-        # Each process of a machine gets its share: with 20 for 2 cores all takes 10 times as long.
-        busy = min(PATIENCE, max(1, os.getloadavg()[0] / os.cpu_count()))
-        give_up = time.monotonic() + seconds * busy
-        alive = self.processes()
-        while alive and time.monotonic() < give_up:
-            time.sleep(TICK)
-            alive = self.processes()
-        return [named(pid) for pid in alive]
-
-    def _kill(self):
-        """Send SIGKILL until no process is left. Even that takes a moment, or is in vain."""
-        give_up = time.monotonic() + SETTLE
-        alive = self.processes()
-        while alive and time.monotonic() < give_up:
-            send(signal.SIGKILL, alive)
-            time.sleep(TICK)
-            alive = self.processes()
+            self.left = self.settle()
 
 
 def run(command, limit, **options):
@@ -234,14 +265,14 @@ def read(pipe, texts, lines):
     lines.put(None)
 
 
-def in_session(session):
-    """Return the ids of the living processes of a session, as ps knows them."""
+def in_sessions(sessions):
+    """Return the ids of the living processes of some sessions, as ps knows them."""
     rows = subprocess.run(["ps", "-axo", "pid=,stat="], capture_output=True, text=True, timeout=20)
     found = []
     for row in rows.stdout.splitlines():
         pid, state = row.split()
         with contextlib.suppress(OSError):  # it ended in this moment, or is somebody else's
-            if not state.startswith("Z") and os.getsid(int(pid)) == session:
+            if not state.startswith("Z") and os.getsid(int(pid)) in sessions:
                 found.append(int(pid))
     return found
 
@@ -262,19 +293,22 @@ def send(number, pids):
             os.kill(pid, number)
 
 
-def end_on_signals():
-    """Have every signal that ends this process end its jobs, too. What is ignored stays ignored."""
+def end_on_signals(*more):
+    """Have every signal that ends this process end its groups, too. What is ignored stays ignored.
+
+    SIGINT, Ctrl-C, is Python's KeyboardInterrupt, unless it is one of those that are given here.
+    """
 
     def leave(number, frame):
         sys.exit(128 + number)
 
-    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, *more):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, leave)
 
 
 @atexit.register
 def end_all():
-    """End the jobs that run, when this process does."""
-    for job in list(running):
-        job.end()
+    """End the groups that run, when this process does."""
+    for group in list(running):
+        group.end()

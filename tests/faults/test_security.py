@@ -232,8 +232,12 @@ def test_an_open_port_is_seen_under_any_name(text):
 def test_pages_are_served_to_this_machine_only():
     served = set()
     for file in [*ROOT.glob("scripts/**/*.py"), *ROOT.glob("slides/**/*.py")]:
-        for name, where in listens_at(file.read_text()):
+        text = file.read_text()
+        for name, where in listens_at(text):
             # scripts/doctor.py meets where the ranks will, with a word that only they know.
-            assert "127.0.0.1" in where or file.name == "doctor.py", f"{file}: {name} {where}"
+            # scripts/lib/launch.py looks which port is free, and never listens there.
+            looks = file.name == "launch.py" and name.endswith(".bind") and ".listen(" not in text
+            known = file.name == "doctor.py" or looks
+            assert "127.0.0.1" in where or known, f"{file}: {name} {where}"
             served.add(file.name)
     assert "view_traces.py" in served
