@@ -2,7 +2,7 @@
 
 Without an id: list the exercises and which of them have passed. With next: check the first one that
 has not passed yet. What has passed, and after how many minutes, is remembered in
-runs/exercises.json. lib/records.py says what of it is handed in with --hand-in.
+runs/exercises.json. lib/exercise_records.py says what of it is handed in with --hand-in.
 
 What a check looks at is in checks/, one file for each exercise. The list of the exercises, with
 their hints, is exercises.toml. Reading it there takes the fun out of it: ask with --hint.
@@ -23,7 +23,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from checks.common import sentence_of
-from lib import records
+from lib import exercise_records as records
 from lib.course import ROOT, read_exercises
 
 MARKS = {True: "ok", False: "NO", None: "->"}  # None: what follows from it

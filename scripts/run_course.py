@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 from lib.course import ROOT, read_course
-from lib.lessons import command_of, run
 from lib.processes import end_on_signals
+from lib.run_lesson import command_of, run
 
 REPORT = Path("runs", "report.html")  # where the lessons put their curves
 # What these lessons make or read is in the data folder of the repository, or where they are told:

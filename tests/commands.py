@@ -80,7 +80,7 @@ def hold(command, course):
         env[name] = value
     assert words, f"{command}: this sets variables only, and starts nothing"
     program, *arguments = words
-    if program == "salloc":  # that part as the tests of tests/test_nodes.py type it
+    if program == "salloc":  # that part as tests/test_lesson_9.py types it
         assert arguments[:2] == ["--nodes", "2"], command
         program, *arguments = arguments[2:]
     if program == "python":

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from helpers import LESSONS, ROOT, copy_tree
-from lib import records
+from lib import exercise_records as records
 from lib.course import read_days, read_exercises, read_pages
 from lib.pages import day_of, parts_of
 

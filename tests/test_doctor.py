@@ -16,7 +16,7 @@ from unittest import mock
 
 import doctor
 import pytest
-from conftest import bring_up
+from clusters import bring_up
 from helpers import ROOT, copy_tree, processes_of, wait_for
 from lib import doctor_checks as checks
 from lib import doctor_facts as facts

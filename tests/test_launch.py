@@ -15,7 +15,7 @@ from helpers import ROOT, copy_tree, processes, wait_for
 
 launch = importlib.import_module("lib.launch")
 slurm = importlib.import_module("lib.slurm")
-verdict = importlib.import_module("lib.verdict")
+verdict = importlib.import_module("lib.first_to_fail")
 
 # What the ranks of the tests begin with. after() waits until others have done what they should.
 BEGIN = """
@@ -292,7 +292,7 @@ def test_an_srun_that_waits_for_a_lost_node_is_killed(tmp_path):
     code = f"""
 import sys, time
 sys.path.insert(0, {str(ROOT / "scripts")!r})
-from lib import verdict
+from lib import first_to_fail as verdict
 verdict.SILENCE = 1
 found, parent = verdict.Verdict(), int(sys.argv[1])
 verdict.pass_on(found, 0, lambda: verdict.kill_srun(parent))

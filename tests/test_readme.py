@@ -19,8 +19,8 @@ from pathlib import Path
 
 import boxes
 import pytest
+from clusters import need_slurm
 from commands import hold, is_read, stock
-from conftest import need_slurm
 from helpers import (
     LESSONS,
     ROOT,
@@ -742,15 +742,15 @@ SYMPTOMS = {
         "faults/test_data.py::test_lesson_11_refuses_a_file_with_a_sentence"
     ),
     "`is there already. To write it again: --force`": (
-        "test_streaming.py::test_a_file_that_is_there_stays_unless_forced"
+        "test_lesson_11.py::test_a_file_that_is_there_stays_unless_forced"
     ),
     "`filter returned failure during read`": (
-        "test_streaming.py::test_damage_inside_a_chunk_is_noticed"
+        "test_lesson_11.py::test_damage_inside_a_chunk_is_noticed"
     ),
     "`message: address already in use`, or "
     "`is in use. Choose another one: export MASTER_PORT=29501`": "slurm",
     "A job meets ranks that are not its own, or misses one of its own": (
-        "test_nodes.py::test_two_jobs_at_the_same_time_do_not_meet"
+        "test_launcher.py::test_two_jobs_at_the_same_time_do_not_meet"
     ),
     "Started by hand, torchrun waits for minutes and says nothing": "torchrun",
     "Nothing for 60 s, then `The client socket has timed out after 60000ms while trying to "
@@ -767,7 +767,7 @@ SYMPTOMS = {
     ),
     "No error until the end, but a poor model": "torch",
     "All ranks are slow, although only one node is busy with something else": (
-        "test_nodes.py::test_lesson_9_on_imitated_nodes"
+        "test_lesson_9.py::test_lesson_9_on_imitated_nodes"
     ),
     "`ended with signal KILL`": ("faults/test_processes.py::test_a_rank_on_a_node_is_killed"),
     "`User defined signal 1`, shortly before the time is over": "slurm",

@@ -26,10 +26,10 @@ SHORT = {
     "test-profile": "tests/test_lessons.py::test_profile_job_hides_communication[2]",
     "7": "tests/test_lessons.py::test_lesson_7_times_the_same_work_twice[2]",
     "8": "tests/test_lessons.py::test_lesson_8_runs_at_every_size[2-linear]",
-    "9": "tests/test_nodes.py::test_lesson_9_on_imitated_nodes[2x2-how0]",
-    "10": "tests/test_nodes.py::test_lesson_10_on_imitated_nodes_has_the_losses_of_one_node",
-    "create_mnist_h5": "tests/test_streaming.py::test_the_file_holds_the_images",
-    "11": "tests/test_streaming.py::"
+    "9": "tests/test_lesson_9.py::test_lesson_9_on_imitated_nodes[2x2-how0]",
+    "10": "tests/test_lesson_10.py::test_lesson_10_on_imitated_nodes_has_the_losses_of_one_node",
+    "create_mnist_h5": "tests/test_lesson_11.py::test_the_file_holds_the_images",
+    "11": "tests/test_lesson_11.py::"
     "tests/test_lesson_11_learns_the_same_from_the_file_as_from_memory[options0]",
     "12": "tests/test_lesson_12.py::test_ranks_that_are_killed_change_nothing",
     "13": "tests/test_lesson_13.py::test_mnist_with_a_checkpoint_an_epoch",

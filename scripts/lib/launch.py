@@ -28,9 +28,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from lib.first_to_fail import CANNOT, Verdict, as_a_shell, ending, kill_srun, pass_on, say
 from lib.processes import Group, end_on_signals
 from lib.slurm import choose_ranks, count_gpus, expand, options_of
-from lib.verdict import CANNOT, Verdict, as_a_shell, ending, kill_srun, pass_on, say
 
 GRACE = 5  # seconds from SIGTERM to SIGKILL. Whoever started the launcher waits longer
 LAST_WORDS = 1.5  # seconds in which the others end by themselves, as a rule, and may say something

@@ -10,9 +10,9 @@ from pathlib import Path
 from lib import processes
 from lib.course import ROOT, read_course
 from lib.environment import numbers
-from lib.lessons import command_of, run
 from lib.machine import recorded
 from lib.pages import PAGES, PART
+from lib.run_lesson import command_of, run
 
 FAULTS_LIMIT = 7200  # seconds that the tests of faults may take
 WORKS_WITH = ROOT / "tests" / "works_with.json"

@@ -1,4 +1,4 @@
-"""Lessons on several nodes: imitated ones, and those of a real Slurm."""
+"""The launcher: on imitated nodes, and on those of a real Slurm."""
 
 import json
 import os
@@ -13,65 +13,19 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-from conftest import LOCAL_SLURM, bring_up, need_slurm
+from clusters import LOCAL_SLURM, bring_up, need_slurm
 from helpers import (
     LAUNCHER,
     LESSONS,
     ROOT,
     launch,
     need,
-    once,
-    proof_of,
     proves,
     wait_for,
 )
 from ranks import run_ranks
 
-FEW = ("--images", 640)
-# Word for word what day2/README.md tells people to type, the account apart.
-SALLOC = shlex.split(
-    "salloc --nodes 2 --qos interactive --time 00:30:00 --ntasks-per-node=4 --cpus-per-task=32 "
-    "--constraint gpu --gpus-per-node 4 --account=abc_g"
-)
-
-
-def places(output):
-    """Return lesson 9's rows: [(rank, host, local rank), ...]."""
-    rows = re.findall(r"^rank (\d+) of \d+ on (\S+), local rank (\d+), ", output, re.M)
-    return [(int(rank), host, int(local)) for rank, host, local in rows]
-
-
-def losses_of(output):
-    """Return lesson 8's and 10's mean losses, in the order of the rows."""
-    return [float(loss) for loss in re.findall(r"mean loss ([\d.]+), test", output, re.M)]
-
-
-@pytest.fixture(scope="module")
-def on_one_node(tmp_path_factory):
-    """The losses of lesson 8 with four processes."""
-
-    def run():
-        return run_ranks(4, ROOT / LESSONS["8"]["file"], *FEW, cwd=tmp_path_factory.mktemp("one"))
-
-    status, output = once(tmp_path_factory, "lesson_8", run)
-    assert status == 0, output
-    return losses_of(output)
-
-
 # Imitated nodes.
-
-
-@pytest.mark.parametrize(("nodes", "how"), [("2x2", []), ("2", ["--torchrun"])])
-def test_lesson_9_on_imitated_nodes(nodes, how, tmp_path):
-    status, output = launch("--local", nodes, *how, 9, cwd=tmp_path)
-    assert status == 0, output
-    count, each = (int(x) for x in f"{nodes}x1".split("x")[:2])
-    assert [(rank, local) for rank, _, local in places(output)] == [
-        (rank, rank % each) for rank in range(count * each)
-    ]
-    assert f"=> {count} nodes, {count * each} ranks: every rank holds" in output
-    assert ("within a node, " in output) == (each > 1)
-    assert "between nodes, " in output
 
 
 def check_monitor(file):
@@ -116,14 +70,6 @@ def test_monitor_notes_how_busy_each_node_is(tool, tmp_path):
     assert wait_for(lambda: not processes_in(tmp_path), 5), "the monitors are left behind"
 
 
-def test_lesson_10_on_imitated_nodes_has_the_losses_of_one_node(on_one_node, tmp_path):
-    status, output = launch("--local", "2x2", 10, *FEW, cwd=tmp_path)
-    assert status == 0, output
-    assert proves("10", output)
-    assert losses_of(output) == pytest.approx(on_one_node, abs=2e-4)
-    assert (tmp_path / "runs" / "10_mnist_ddp_pt_multinode" / "loss.png").exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -155,54 +101,6 @@ def test_launcher_finds_a_lesson_by_number_name_or_path(name, tmp_path):
 # A real Slurm.
 
 
-def test_the_salloc_line_and_lesson_9(slurm, tmp_path):
-    done = slurm.run(*SALLOC, LAUNCHER, "9", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert places(done.stdout) == [(r, f"node{r // 4 + 1}", r % 4) for r in range(8)]
-    assert proof_of(done.stdout).startswith("=> 2 nodes, 8 ranks: every rank holds the sum")
-    first, second, third = done.stdout.splitlines()[:3]
-    assert first == "nodes: node1 node2, ranks on each: 4, in all: 8"
-    assert re.fullmatch(r"meeting point: node1:\d+, interface eth0", second)
-    assert third.startswith("each rank: 32 CPUs, ")
-
-
-def test_lesson_10_on_two_nodes_has_the_losses_of_one(slurm, on_one_node, tmp_path):
-    done = slurm.run(
-        "salloc", "--nodes", 2, "--ntasks-per-node", 2, LAUNCHER, "10", *FEW, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    assert proves("10", done.stdout)
-    assert losses_of(done.stdout) == pytest.approx(on_one_node, abs=2e-4)
-
-
-def test_torchrun_on_two_nodes(slurm, on_one_node, tmp_path):
-    command = ("salloc", "--nodes", 2, "--ntasks-per-node", 2, LAUNCHER, "--torchrun")
-    done = slurm.run(*command, "10", *FEW, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert losses_of(done.stdout) == pytest.approx(on_one_node, abs=2e-4)
-
-
-def test_srun_itself_may_call_the_launcher_and_a_slow_link_shows(slurm, tmp_path):
-    """Lesson 9 sees the speed of the link between the nodes."""
-    assert slurm.call("link", "800mbit").returncode == 0
-    try:
-        done = slurm.run("srun", "--nodes", 2, "--ntasks-per-node", 2, LAUNCHER, "9", cwd=tmp_path)
-    finally:
-        assert slurm.call("link", "off").returncode == 0
-    assert done.returncode == 0, done.stderr
-    assert [host for _, host, _ in places(done.stdout)] == ["node1", "node1", "node2", "node2"]
-    within, between = (
-        float(
-            re.search(rf"{where}, 2 ranks, 64 MB: .*?([\d,.]+) MB/s", done.stdout)[1].replace(
-                ",", ""
-            )
-        )
-        for where in ("within a node", "between nodes")
-    )
-    assert 10 < between < 100  # 800 Mbit/s are 100 MB/s
-    assert within > between
-
-
 def test_lesson_11_by_sbatch_writes_to_logs(slurm, tmp_path):
     need("vmstat")
     folder = tmp_path / "with space"
@@ -223,16 +121,6 @@ def test_lesson_11_by_sbatch_writes_to_logs(slurm, tmp_path):
     for node, file in enumerate(monitors, 1):
         assert file.name == f"cpu-{log.stem.removeprefix('slurm-')}.1-node{node}.out"
         check_monitor(file)
-
-
-def test_three_nodes(tmp_path):
-    cluster = bring_up(3, f"/run/local-slurm-three-{os.getpid()}")
-    try:
-        done = cluster.run("salloc", "--nodes", 3, LAUNCHER, "9", cwd=tmp_path)
-    finally:
-        cluster.call("down")
-    assert done.returncode == 0, done.stderr
-    assert [host for _, host, _ in places(done.stdout)] == ["node1", "node2", "node3"]
 
 
 def test_two_jobs_at_the_same_time_do_not_meet(slurm, tmp_path):
@@ -355,17 +243,6 @@ def test_torchrun_wants_all_gpus_of_a_node(slurm, tmp_path):
     allocation = ("salloc", "--quiet", "-N", 2, "-n", 2, "--gpus-per-task", 2)
     done = slurm.run(*allocation, LAUNCHER, "--torchrun", "--dry-run", "9", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("how", [[], ["--torchrun"]])
-def test_lesson_9_where_the_nodes_have_unequal_numbers_of_ranks(how, slurm, tmp_path):
-    allocation = ("salloc", "-N", 2, "-n", 3, "--exclusive")
-    done = slurm.run(*allocation, LAUNCHER, *how, "9", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert places(done.stdout) == [(0, "node1", 0), (1, "node1", 1), (2, "node2", 0)]
-    assert "within a node, 2 ranks, 64 MB: " in done.stdout
-    assert "between nodes, 2 ranks, 64 MB: " in done.stdout
-    assert proof_of(done.stdout).startswith("=> 2 nodes, 3 ranks: every rank holds the sum 0+1+2")
 
 
 def test_the_doctor_where_the_nodes_have_unequal_numbers_of_ranks(slurm, tmp_path):
