@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
-# Builds the slides: an HTML page and a PDF of each deck.
+# Builds the slides. For each deck: an HTML page, a PDF to project and to hand out, and a PDF with
+# the notes for whoever teaches (day1.html, day1.pdf, day1-notes.pdf). And the cheat sheet of
+# day1/CHEATSHEET.md on one page of A4 (cheatsheet.pdf).
 #
-# Usage: slides/build.sh [--html]
+# Usage: slides/build.sh [--html] [day1] [day2] [beyond] [cheatsheet]
 #   --html   only the pages such as day1.html (P opens the speaker's view)
+#   NAME     only these; all of them if none is named
 #
 # Needs npm, and chromium for the PDFs. Debian: apt-get install chromium nodejs npm
 # fonts-dejavu-core fonts-liberation. The first run installs marp into slides/node_modules, at
@@ -13,22 +16,31 @@ export LC_ALL=C # so that figures/*.svg has the same order everywhere
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$here"
-decks=(day1 day2 beyond)
-
 fail() {
   echo "$1" >&2
   exit 1
 }
 
 html_only=''
-case ${1:-} in
-  -h | --help)
-    sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$here/build.sh"
-    exit
-    ;;
-  --html) html_only=1 ;;
-  ?*) fail "There is no option $1. See slides/build.sh --help" ;;
-esac
+decks=()
+cheat_sheet=''
+for argument in "$@"; do
+  case $argument in
+    -h | --help)
+      sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$here/build.sh"
+      exit
+      ;;
+    --html) html_only=1 ;;
+    day1 | day2 | beyond) decks+=("$argument") ;;
+    cheatsheet) cheat_sheet=1 ;;
+    -*) fail "There is no option $argument. See slides/build.sh --help" ;;
+    *) fail "There is no deck $argument. See slides/build.sh --help" ;;
+  esac
+done
+if [[ ${#decks[@]} == 0 && -z $cheat_sheet ]]; then
+  decks=(day1 day2 beyond)
+  cheat_sheet=1
+fi
 
 command -v npm >/dev/null || fail "There is no npm here. Install it: apt-get install nodejs npm"
 CHROME_PATH=$(command -v "${CHROME_PATH:-chromium}" || true)
@@ -42,13 +54,26 @@ if ! cmp -s package-lock.json node_modules/made-from; then
 fi
 
 marp=(node_modules/.bin/marp --no-stdin --allow-local-files)
-# HTML stands beside the Markdown, because it shows the same figures.
-"${marp[@]}" "${decks[@]/%/.md}"
-if [[ -n $html_only ]]; then
-  exit
-fi
+
+# make_pdf FROM TO SOURCES [OPTION...]: the PDF says what it was made from, so that a test can tell
+# when it is stale. SOURCES are the names of files, one a line.
+make_pdf() {
+  local sum
+  sum=$(tr '\n' '\0' <<<"$3" | xargs -0 cat | sha256sum | cut -d ' ' -f 1)
+  "${marp[@]}" --pdf --keywords "sources $sum" "${@:4}" "$1" -o "$2"
+}
+
 for deck in "${decks[@]}"; do
-  # The PDF says what it was made from, so that a test can tell when it is stale.
-  sources=$(cat "$deck.md" theme.css package-lock.json figures/*.svg | sha256sum | cut -d ' ' -f 1)
-  "${marp[@]}" --pdf --pdf-notes --pdf-outlines --keywords "sources $sources" "$deck.md" -o "$deck.pdf"
+  # HTML stands beside the Markdown, because it shows the same figures.
+  "${marp[@]}" "$deck.md"
+  if [[ -n $html_only ]]; then
+    continue
+  fi
+  sources=$(printf '%s\n' "$deck.md" theme.css marp.config.mjs package-lock.json figures/*.svg)
+  make_pdf "$deck.md" "$deck.pdf" "$sources" --pdf-outlines
+  make_pdf "$deck.md" "$deck-notes.pdf" "$sources" --pdf-outlines --pdf-notes
 done
+if [[ -n $cheat_sheet && -z $html_only ]]; then
+  sources=$(printf '%s\n' ../day1/CHEATSHEET.md cheatsheet.css package-lock.json)
+  make_pdf ../day1/CHEATSHEET.md cheatsheet.pdf "$sources" --theme cheatsheet
+fi

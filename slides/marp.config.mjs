@@ -11,7 +11,24 @@ function madeParts(md) {
   });
 }
 
+// ```console {2,5} highlights lines 2 and 5 of the block.
+function highlightLines(marp) {
+  const highlighter = marp.highlighter.bind(marp);
+  marp.highlighter = (code, language, attributes) => {
+    const html = highlighter(code, language, attributes) || marp.markdown.utils.escapeHtml(code);
+    const numbers = (attributes ?? "").match(/\d+/g) ?? [];
+    const lines = html.split("\n");
+    for (const number of numbers) {
+      lines[number - 1] = `<mark>${lines[number - 1]}</mark>`;
+    }
+    return lines.join("\n");
+  };
+}
+
 export default {
-  engine: ({ marp }) => marp.use(madeParts),
-  themeSet: "theme.css",
+  engine: ({ marp }) => {
+    highlightLines(marp);
+    return marp.use(madeParts);
+  },
+  themeSet: ["theme.css", "cheatsheet.css"],
 };

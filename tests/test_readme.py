@@ -367,6 +367,7 @@ def test_the_program_takes_the_command(command, stocked):
         ("DIST_TIMEOTU=10 scripts/multinode_setup_and_run.sh 9", "nobody reads DIST_TIMEOTU"),
         ("scripts/doctor.sh --locale 2x1", "There is no option --locale"),
         ("slides/build.sh --htlm", "There is no option --htlm"),
+        ("slides/build.sh day9", "There is no deck day9"),
         ("./scripts/run_tests.sh --last", "--last"),
         ("torchrun --stand-alone day1/6_mnist_ddp_pt.py", "--stand-alone"),
         ("torchrun --standalone day1/6_mnist_ddp_pt.py 2 --epochs", "expected one argument"),

@@ -1,7 +1,8 @@
 """Draw the figures of the slides, as SVG files beside this one.
 
 Curves and times are drawn from data/*.json, recorded from real runs; each file says when, where
-and by which command. The other figures explain an idea and show nothing measured.
+and by which command. Three figures show what the pages of their lessons print. The other figures
+explain an idea and show nothing measured.
 
 Usage: slides/figures/draw.py            draw all figures
        slides/figures/draw.py --check    change nothing; exit status 1 if a figure is stale
@@ -42,6 +43,8 @@ SMALL = 17  # no text is smaller
 # The first that is there. The three have the same widths; the slides have them, too.
 FONTS = ["Liberation Sans", "Arial", "Helvetica", "DejaVu Sans"]
 MONO = "DejaVu Sans Mono"
+# The pages whose recorded output is drawn.
+PRINTED = ["1_torch_dist_gpu", "5_mnist_manual_ddp_profile", "test-profile"]
 
 
 # Recording
@@ -352,6 +355,122 @@ def ring_circle():
         SIZE,
         weight="bold",
     )
+    return axes
+
+
+def printed(page):
+    """Return what the lesson of a page of Day 1 printed when it was recorded."""
+    text = (ROOT / "day1" / f"{page}.md").read_text()
+    return re.search(r"```console\n\$ [^\n]*\n(.*?)```", text, re.S)[1]
+
+
+def why():
+    """Two reasons to distribute: less time for the same data, room for a larger model."""
+    axes = sheet(4.9)
+    for left, title in ((0.0, "time: divide the data"), (4.0, "memory: divide the model")):
+        say(axes, left + 1.9, 4.55, title, 19, va="baseline", weight="bold")
+    axes.plot([3.9, 3.9], [0.2, 4.8], color=LINE, lw=1.5)
+    say(axes, 0.1, 4.1, "one device", SMALL, GREY, "left")
+    box(axes, 0.1, 3.3, 3.6, 0.55, "all images", RANKS[0])
+    say(axes, 0.1, 2.85, "four devices", SMALL, GREY, "left")
+    for rank, color in enumerate(RANKS):
+        y = 2.1 - rank * 0.47
+        box(axes, 0.1, y, 0.9, 0.42, "a part", color, size=SMALL)
+        box(axes, 1.03, y, 0.35, 0.42, color=YELLOW)
+    arrow(axes, (1.75, 1.15), (1.42, 1.15), GREY, lw=2)
+    say(axes, 1.85, 1.15, "exchange", SMALL, ha="left")
+    arrow(axes, (0.1, 0.42), (3.7, 0.42), GREY, lw=1.5)
+    say(axes, 1.9, 0.2, "time (a sketch)", SMALL, GREY)
+    say(axes, 4.1, 4.1, "one device", SMALL, GREY, "left")
+    box(axes, 4.1, 2.5, 2.1, 1.4, "", "white", ec=GREY, lw=2)
+    box(axes, 4.22, 2.62, 3.4, 1.0, "weights, gradients,\noptimizer", RANKS[1])
+    say(axes, 5.9, 2.25, "does not fit", SMALL, RANKS[1], weight="bold")
+    say(axes, 4.1, 1.8, "four devices", SMALL, GREY, "left")
+    for rank, color in enumerate(RANKS):
+        x = 4.1 + rank * 0.93
+        box(axes, x, 0.55, 0.86, 1.02, "", "white", ec=GREY, lw=2)
+        box(axes, x + 0.07, 0.62, 0.72, 0.72, "¼", color)
+    say(axes, 5.9, 0.25, "each holds a part", SMALL, GREY)
+    return axes
+
+
+def bandwidth_1():
+    """What lesson 1 printed: the bandwidth of all_reduce over the size of the tensor."""
+    rows = re.findall(r"^ *(\d+) ([kM])B: +([\d.]+) ms, +([\d.]+) MB/s", printed(PRINTED[0]), re.M)
+    sizes = [int(size) * {"k": 1e-3, "M": 1.0}[unit] for size, unit, _, _ in rows]
+    speeds = [float(speed) for *_, speed in rows]
+    axes = plot(4.9)
+    axes.set_position((0.15, 0.2, 0.81, 0.76))
+    axes.loglog(sizes, speeds, "o-", color=RANKS[0], lw=3.5, ms=12)
+    for x, y, (size, unit, time_taken, speed) in zip(sizes, speeds, rows):
+        side, up = ("left", 0.3) if x < 0.1 else ("right", 3.6)
+        words = f"{size} {unit}B in {float(time_taken):.3g} ms:\n{speed} MB/s"
+        axes.annotate(words, (x, y * up), size=SIZE, ha=side, va="center", color=INK)
+    axes.set_xlim(0.002, 200)
+    axes.set_ylim(0.1, 10_000)
+    axes.set_xticks(sizes, [f"{size} {unit}B" for size, unit, *_ in rows])
+    axes.set_yticks([0.1, 1, 10, 100, 1000], ["0.1", "1", "10", "100", "1,000"])
+    axes.minorticks_off()
+    axes.set_xlabel("size of the tensor", size=SIZE)
+    axes.set_ylabel("MB/s", size=SIZE)
+    return axes
+
+
+def shares(page):
+    """Draw the table that lesson 5 or test-profile printed as a bar a rank."""
+    rows = re.findall(r"^ +(\d+)((?: +[\d.]+%){5})$", printed(page), re.M)
+    axes = plot(4.9)
+    axes.set_position((0.13, 0.16, 0.8, 0.56))
+    axes.grid(False)
+    names = ["load data", "compute", "both at once", "communicate", "neither"]
+    colors = [YELLOW, COMPUTE, DONE, SEND, "#d5dae0"]
+    for name, color in zip(names, colors):
+        axes.barh([-1], [0], color=color, label=name)
+    for rank, numbers in rows:
+        data, compute, send, both, idle = (float(x) for x in re.findall(r"[\d.]+", numbers))
+        left = 0.0
+        for width, color in zip((data, compute - both, both, send - both, idle), colors):
+            axes.barh([int(rank)], [width], left=left, color=color, height=0.72)
+            if width >= 8:
+                axes.text(left + width / 2, int(rank), f"{width:.0f}", size=SIZE, ha="center",
+                          va="center_baseline", color=INK)  # fmt: skip
+            left += width
+    axes.set_xlim(0, 100.5)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xticks([0, 25, 50, 75, 100], ["0%", "25%", "50%", "75%", "100%"])
+    axes.set_yticks(range(len(rows)), [f"rank {rank}" for rank, _ in rows])
+    axes.tick_params(left=False)
+    axes.legend(
+        fontsize=SIZE, frameon=False, loc="lower left", bbox_to_anchor=(-0.16, 1.02), ncols=3,
+        handlelength=1, columnspacing=1.2, handletextpad=0.4,
+    )  # fmt: skip
+    return axes
+
+
+def shares_5():
+    """What lesson 5 printed: how each rank spends its time, with averaging by hand."""
+    return shares(PRINTED[1])
+
+
+def shares_profile():
+    """What test-profile printed: how each rank spends its time, with DDP."""
+    return shares(PRINTED[2])
+
+
+def digits():
+    """The first ten images of MNIST, and what is on them."""
+    raw = ROOT / "data" / "MNIST" / "raw"
+    images = (raw / "train-images-idx3-ubyte").read_bytes()[16:]
+    labels = (raw / "train-labels-idx1-ubyte").read_bytes()[8:]
+    axes = sheet(3.9)
+    for i in range(10):
+        x, y = 0.1 + i % 5 * 1.54, 2.36 - i // 5 * 1.9
+        pixels = images[i * 784 : (i + 1) * 784]
+        rows = [[255 - p for p in pixels[row * 28 : (row + 1) * 28]] for row in range(28)]
+        picture = axes.figure.add_axes((x / WIDTH, y / 3.9, 1.4 / WIDTH, 1.4 / 3.9))
+        picture.imshow(rows, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+        picture.set(xticks=[], yticks=[])
+        say(axes, x + 0.7, y - 0.2, str(labels[i]), SIZE, RANKS[0], weight="bold")
     return axes
 
 
@@ -1228,7 +1347,8 @@ def speedup_7():
 
 
 FIGURES = [
-    course_map, processes, ring, ring_circle, loss_2, identical, sampler, data_parallel,
+    course_map, why, processes, ring, ring_circle, bandwidth_1, shares_5, shares_profile, digits,
+    loss_2, identical, sampler, data_parallel,
     timeline_by_hand, profiler, buckets, timeline_ddp, loss_6, speedup_7, warm_up, loss_8, slurm,
     nodes, launchers, groups, skipped_collective, chunks, streaming, shuffle_buffer, restart,
     accumulation, shards, recommender, accelerate, powersgd, sharded, fsdp_time,
@@ -1276,7 +1396,8 @@ def main():
     if args.record:
         record()
     inputs = [Path(__file__), *sorted((HERE / "data").glob("*.json"))]
-    made_from = hashlib.sha256(b"".join(path.read_bytes() for path in inputs)).hexdigest()
+    contents = [path.read_bytes() for path in inputs] + [printed(x).encode() for x in PRINTED]
+    made_from = hashlib.sha256(b"".join(contents)).hexdigest()
     stale = {path.name for path in HERE.glob("*.svg")} - {
         f"{draw.__name__}.svg" for draw in FIGURES
     }
