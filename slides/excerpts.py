@@ -115,7 +115,7 @@ def answer(markdown, words):
         number, *more = found.groups()
         if more:
             first, second = (float(x.replace(",", "")) for x in found.groups())
-            number = f"{second / first:.2g}"
+            number = f"{float(f'{second / first:.2g}'):g}"  # 130, not 1.3e+02
         numbers.append(number)
     return sentence.format(*numbers) + "\n"
 

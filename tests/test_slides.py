@@ -135,7 +135,8 @@ def test_a_changed_lesson_makes_its_excerpt_stale(tmp_path):
 def test_changed_data_make_the_figures_stale(tmp_path):
     figures = tmp_path / "slides" / "figures"
     shutil.copytree(SLIDES / "figures", figures)
-    shutil.copytree(ROOT / "day1", tmp_path / "day1")
+    for day in DAYS:
+        shutil.copytree(ROOT / day, tmp_path / day)
     command = [sys.executable, figures / "draw.py", "--check"]
     run(*command)  # nothing is stale yet
     data = next((figures / "data").glob("*.json"))
@@ -217,8 +218,8 @@ def test_an_excerpt_highlights_and_leaves_out_what_the_mark_says():
     lines = excerpt('lines 4 "test" "="').splitlines()
     assert lines[1].startswith("$ python day1/4")
     assert lines[2:4] == [x for x in whole if x.startswith(("test", "=>"))]
-    with_comments = excerpt("code 4 mean_over_ranks")
-    plain = excerpt("code 4 mean_over_ranks plain")
+    with_comments = excerpt("code 4 average_gradients")
+    plain = excerpt("code 4 average_gradients plain")
     assert "#" in with_comments
     assert '"""' in with_comments
     assert not {"#", '"'} & set(plain)

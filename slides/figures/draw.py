@@ -1,12 +1,12 @@
 """Draw the figures of the slides, as SVG files beside this one.
 
 Curves and times are drawn from data/*.json, recorded from real runs; each file says when, where
-and by which command. Three figures show what the pages of their lessons print. The other figures
+and by which command. Some figures show outputs and tables that the pages hold. The other figures
 explain an idea and show nothing measured.
 
 Usage: slides/figures/draw.py            draw all figures
        slides/figures/draw.py --check    change nothing; exit status 1 if a figure is stale
-       slides/figures/draw.py --record   run lessons 2, 6, 7 and 8 first and write data/*.json
+       slides/figures/draw.py --record   run lessons 2, 6, 7, 8 and 10 first and write data/*.json
 """
 
 # ruff: noqa: RUF001 (a figure may say × and −)
@@ -53,7 +53,7 @@ PRINTED = ["1_torch_dist_gpu", "5_mnist_manual_ddp_profile", "test-profile"]
 def run(*command, cwd):
     """Run a command of this repository in the folder cwd and return what it prints."""
     print("$", *command, flush=True)
-    program = [sys.executable if command[0] == "python" else command[0]]
+    program = [sys.executable if command[0] == "python" else str(ROOT / command[0])]
     arguments = [str(ROOT / x) if x.startswith("day") else x for x in command[1:]]
     done = subprocess.run([*program, *arguments], cwd=cwd, capture_output=True, text=True)
     if done.returncode:
@@ -88,9 +88,9 @@ def write(name, command, **data):
     (HERE / "data" / f"{name}.json").write_text(text.replace("], [", "],\n[") + "\n")
 
 
-def record_curve(name, file, *groups):
+def record_curve(name, file, *groups, launcher=None):
     """Run a lesson once; record the curve in its folder of runs/, or those of the groups there."""
-    command = ("python", f"day1/{file}.py")
+    command = (*launcher, f"day2/{file}.py") if launcher else ("python", f"day1/{file}.py")
     with tempfile.TemporaryDirectory() as folder:
         output = run(*command, cwd=folder)
         runs = Path(folder, "runs", file)
@@ -176,6 +176,59 @@ def record_profiler():
     )
 
 
+def table(page, head):
+    """Return the table of a page whose first line begins with head: its rows, as lists of cells."""
+    lines = (ROOT / page).read_text().splitlines()
+    begin = next(i for i, line in enumerate(lines) if line.startswith(head)) + 2
+    rows = itertools.takewhile(lambda line: line.startswith("|"), lines[begin:])
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def page_of(lesson):
+    """Return the page of a lesson of Day 2, as a path in the repository."""
+    (path,) = ROOT.glob(f"day2/{lesson}_*.md")
+    return path.relative_to(ROOT)
+
+
+def number(text):
+    """Return the number at the beginning of a text such as 1,216.6 MB."""
+    return float(re.match(r"[\d.,]+", text)[0].replace(",", ""))
+
+
+def take_from_pages():
+    """Return what the pages of Day 2 have recorded, {name: rows}."""
+    text = (ROOT / page_of("9")).read_text()
+    row = r"^(within a node|between nodes), .*, +(\d+ .B): .* bus +([\d.,]+) MB/s$"
+    messages = [[x, size, number(bus)] for x, size, bus in re.findall(row, text, re.M)]
+    times = re.search(r"link 1gbit` we measured ([\d,]+) ms.*link 100mbit`, ([\d,]+) ms", text)
+    imitated = re.search(r"^between nodes, 2 ranks, 64 MB: +([\d.]+) ms", text, re.M)
+    links = [{"link": "no network", "measured": number(imitated[1])}]
+    for link, bits, ms in (("1 Gbit/s", 1e9, times[1]), ("100 Mbit/s", 1e8, times[2])):
+        links.append({"link": link, "measured": number(ms), "least": 64e6 * 8 / bits * 1e3})
+    layouts = []
+    for layout, way, _, speed, _ in table("day2/LAYOUT.md", "| layout | read |"):
+        layouts.append([layout, way, int(number(speed))])
+    sizes = []
+    for file, _, rank, worker in table("day2/LAYOUT.md", "| file | steps |"):
+        if "one epoch" in file:
+            megabytes = [int(number(x)) for x in (file, rank, worker)]
+            sizes.append({"label": file.split(",")[0], "MB": megabytes})
+    ways = []
+    for way, sent, slow, _, fast, *_ in table(page_of("16"), "| way | MB sent |"):
+        ways.append({"way": way, "MB": float(sent), "ms": [float(slow), float(fast)]})
+    shares = []
+    for name, *kept, inside in table(page_of("17"), "| | parameters |"):
+        shares.append({"name": name, "MB": [float(x) for x in kept], "inside": float(inside)})
+    return {
+        "lesson9": messages,
+        "link9": links,
+        "layout": layouts,
+        "memory": sizes,
+        "lesson16": ways,
+        "lesson17": shares,
+    }
+
+
 def record():
     """Run what the figures show and write data/*.json."""
     record_profiler()
@@ -184,6 +237,9 @@ def record():
     record_curve("lesson2", "2_mnist_training")
     record_curve("lesson6", "6_mnist_ddp_pt")
     record_curve("lesson8", "8_mnist_ddp_pt_lr", "alone", "unscaled", "linear")
+    launcher = ("scripts/multinode_setup_and_run.sh", "--local", "2x2")
+    groups = ("alone", "unscaled", "linear")
+    record_curve("lesson10", "10_mnist_ddp_pt_multinode", *groups, launcher=launcher)
     record_speed()
 
 
@@ -780,28 +836,30 @@ def groups():
 
 def chunks():
     """An HDF5 file in chunks: who wants one image reads the whole chunk."""
-    axes = sheet(4.7)
-    box(axes, 0.1, 1.35, 7.6, 3.25, color="white", ec=GREY)
-    say(axes, 0.3, 4.28, "mnist.h5", SIZE, ha="left", weight="bold")
-    say(axes, 0.3, 3.45, "images", SIZE, ha="left")
+    axes = sheet(5.2)
+    box(axes, 0.1, 1.2, 7.6, 3.9, color="white", ec=GREY)
+    say(axes, 0.3, 4.78, "mnist.h5", SIZE, ha="left", weight="bold")
+    say(axes, 0.3, 4.05, "images", SIZE, ha="left")
     labels = ["0", "1", "2", "3", "...", "233", "234"]
-    wanted = 2
+    wanted, left, cell = 2, 1.5, 0.187
     for i, label in enumerate(labels):
-        x = 1.3 + i * 0.93
-        width = 0.87 if label != "234" else 0.6
+        x = left + i * 0.9
+        width = 0.84 if label != "234" else 0.58
         color = YELLOW if i == wanted else "white" if label == "..." else "#cfe3f1"
-        box(axes, x, 3.1, width, 0.7, label, color, size=19)
-    say(axes, 0.3, 2.16, "chunk 2", SIZE, ha="left")
-    for i in range(16):
-        color = RANKS[1] if i == 9 else YELLOW
-        box(axes, 1.3 + i * 0.39, 1.85, 0.34, 0.65, color=color)
-    left = 1.3 + wanted * 0.93
-    axes.plot([left, 1.3], [3.08, 2.53], color=GREY, lw=1.5)
-    axes.plot([left + 0.87, 1.3 + 15 * 0.39 + 0.34], [3.08, 2.53], color=GREY, lw=1.5)
-    middle = 1.3 + 9 * 0.39 + 0.17
-    arrow(axes, (middle, 1.2), (middle, 1.8), RANKS[1], lw=3)
-    say(axes, 3.9, 0.9, "One image is wanted: all 256 of its chunk are read.", SIZE)
-    say(axes, 3.9, 0.4, "235 chunks of 256 images; the last one holds 96", SMALL, GREY)
+        box(axes, x, 3.7, width, 0.7, label, color, size=19)
+    say(axes, 0.3, 2.12, "chunk 2", SIZE, ha="left")
+    for i in range(256):
+        row, column = divmod(i, 32)
+        color = RANKS[1] if i == 210 else YELLOW
+        place = (left + column * cell, 2.75 - row * cell)
+        axes.add_patch(Rectangle(place, cell, cell, fc=color, ec="white", lw=1))
+    x, top = left + wanted * 0.9, 2.75 + cell
+    axes.plot([x, left], [3.68, top + 0.03], color=GREY, lw=1.5)
+    axes.plot([x + 0.84, left + 32 * cell], [3.68, top + 0.03], color=GREY, lw=1.5)
+    x = left + 18.5 * cell
+    arrow(axes, (x, 1.07), (x, 1.6), RANKS[1], lw=3)
+    say(axes, 3.9, 0.85, "One image is wanted: all 256 of its chunk are read.", SIZE)
+    say(axes, 3.9, 0.35, "235 chunks of 256 images; the last one holds 96", SMALL, GREY)
     return axes
 
 
@@ -1321,6 +1379,17 @@ def loss_8():
     return curves(chosen, f"Lesson 8, {where}")
 
 
+def loss_10():
+    """The loss curves of lesson 10 on two nodes, over those of lesson 8 on one."""
+    (one, _), (two, where) = read("lesson8"), read("lesson10")
+    axes = loss_axes(one["curves"]["linear"][-1][0], f"Lessons 8 and 10, {where}")
+    for name, color in zip(("unscaled", "linear", "alone"), (RANKS[1], RANKS[2], RANKS[0])):
+        axes.plot(*smooth(one["curves"][name]), color=color, lw=3, label=name)
+        axes.plot(*smooth(two["curves"][name]), "o", color=color, ms=10, mew=2, mfc="none")
+    axes.plot([], [], "o", color=GREY, ms=10, mew=2, mfc="none", label="circles: two nodes")
+    return finish(axes, [0.1, 0.3, 1, 3])
+
+
 def speedup_7():
     """What lesson 7 measured: images/s of N processes against one with the same threads."""
     data, where = read("lesson7")
@@ -1346,12 +1415,342 @@ def speedup_7():
     return axes
 
 
+def messages_9():
+    """What lesson 9 measured: the bus bandwidth of small and large messages."""
+    data = take_from_pages()["lesson9"]
+    axes = plot(5.0)
+    axes.set_position((0.17, 0.19, 0.77, 0.74))
+    sizes = {"4 kB": 4e3, "1 MB": 1e6, "64 MB": 64e6}
+    labels = {"within a node": RANKS[0], "between nodes": RANKS[1]}
+    for where, color in labels.items():
+        rows = [(sizes[size], bus) for place, size, bus in data if place == where]
+        axes.plot(*zip(*rows), "o-", color=color, lw=3.5, ms=11, label=where)
+    axes.set(xscale="log", yscale="log", xlim=(2e3, 2e8), ylim=(1, 5000))
+    axes.set_xticks(list(sizes.values()), list(sizes))
+    axes.set_yticks([1, 10, 100, 1000], ["1", "10", "100", "1,000"])
+    axes.minorticks_off()
+    axes.set_xlabel("message, log scale", size=SIZE)
+    axes.set_ylabel("bus bandwidth, MB/s, log scale", size=SIZE)
+    axes.legend(fontsize=SIZE, edgecolor="none", framealpha=1, loc="upper left")
+    words = "lesson 9 on imitated nodes:\nno network between them"
+    axes.figure.text(0.92, 0.26, words, size=SIZE, color=GREY, ha="right")
+    return axes
+
+
+def link_9():
+    """An all_reduce of 64 MB between two nodes: what the link allows, and what was measured."""
+    data = take_from_pages()["link9"]
+    axes = plot(4.4)
+    axes.set_position((0.22, 0.2, 0.68, 0.66))
+    axes.grid(False)
+    axes.grid(axis="x", color="#d5dae0")
+    places = range(len(data))[::-1]
+    measured = [row["measured"] for row in data]
+    axes.barh(places, measured, height=0.5, color=SEND, label="measured")
+    label = "the least that the link allows"
+    for place, row in zip(places, data):
+        words = f"{row['measured']:,.0f} ms"
+        if "least" in row:
+            words += f", least {row['least']:,.0f}"
+            ys = [place - 0.33, place + 0.33]
+            axes.plot([row["least"]] * 2, ys, color=RANKS[0], lw=5, label=label)
+            label = None
+        # Inside of long bars, beside short ones.
+        inside = row["measured"] > 1000
+        x, ha = (row["measured"] / 1.4, "right") if inside else (row["measured"] * 1.15, "left")
+        say(axes, x, place, words, SIZE, ha=ha)
+    axes.set(xscale="log", xlim=(10, 10000), ylim=(-0.6, len(data) - 0.4))
+    axes.set_xticks([10, 100, 1000, 10000], ["10", "100", "1,000", "10,000"])
+    axes.minorticks_off()
+    axes.set_xlabel("ms, log scale", size=SIZE)
+    axes.set_yticks(places, [row["link"] for row in data])
+    axes.legend(
+        fontsize=SIZE, frameon=False, ncols=2, loc="lower center", bbox_to_anchor=(0.36, 0.98)
+    )
+    return axes
+
+
+def interfaces():
+    """A node with a slow and a fast network card, and what NCCL_SOCKET_IFNAME chooses."""
+    axes = sheet(4.7)
+    for node, left in ((0, 0.1), (1, 5.2)):
+        box(axes, left, 0.1, 2.5, 4.5, color="white", ec=GREY)
+        say(axes, left + 1.25, 4.3, f"node {node}", SIZE, weight="bold")
+        x = left + 1.35 if node == 0 else left + 0.1
+        box(axes, x, 3.0, 1.05, 0.8, "eth0", YELLOW, size=19)
+        box(axes, x, 0.5, 1.05, 2.05, "ib0", SEND, size=19)
+        ranks = left + 0.12 if node == 0 else left + 1.3
+        box(axes, ranks, 0.5, 1.08, 3.3, "ranks", RANKS[0])
+    for y, above, below, color in (
+        (3.4, "login, ssh", "slow", GREY),
+        (2.15, "gloo: all of it", "NCCL: first contact", RANKS[1]),
+        (0.9, "NCCL on InfiniBand:", "the data (no sockets)", SENT),
+    ):
+        arrow(axes, (2.62, y), (5.18, y), color, style="<|-|>", lw=3)
+        say(axes, 3.9, y + 0.23, above, SMALL, color)
+        say(axes, 3.9, y - 0.26, below, SMALL, color)
+    return axes
+
+
+def layout_speed():
+    """What the layout of a file decides: images/s, read one at a time or in whole chunks."""
+    data = take_from_pages()["layout"]
+    shown = [
+        ("HDF5, not chunked", "one at a time", "not chunked"),
+        ("HDF5, chunks of 256", "one at a time", "chunks of 256"),
+        ("HDF5, chunks of 256, gzip 4", "one at a time", "chunks, gzip"),
+        ("memmap", "one at a time", "memmap"),
+        ("HDF5, chunks of 256", "whole chunks", "chunks of 256"),
+        ("HDF5, chunks of 256, gzip 4", "whole chunks", "chunks, gzip"),
+        ("memmap", "blocks of 256", "memmap"),
+    ]
+    speeds = {(layout, read): speed for layout, read, speed in data}
+    axes = plot(4.9)
+    axes.set_position((0.23, 0.16, 0.72, 0.72))
+    axes.grid(False)
+    axes.grid(axis="x", color="#d5dae0")
+    places = [7.6, 6.6, 5.6, 4.6, 3, 2, 1]
+    for place, (layout, way, _) in zip(places, shown):
+        speed = speeds[layout, way]
+        color = SEND if way == "one at a time" else DONE
+        axes.barh(place, speed, height=0.75, color=color)
+        inside = speed > 1e5
+        x, ha = (speed / 1.15, "right") if inside else (speed * 1.15, "left")
+        say(axes, x, place - 0.08, f"{speed:,}", SIZE, ha=ha)
+    axes.set(xscale="log", xlim=(500, 1e7), ylim=(0.4, 8.2))
+    axes.set_xticks([1e3, 1e4, 1e5, 1e6, 1e7], ["1,000", "10,000", "100,000", "1 million", ""])
+    axes.minorticks_off()
+    axes.set_yticks(places, [label for _, _, label in shown])
+    axes.set_xlabel("images/s, log scale", size=SIZE)
+    words = "orange: one image at a time\ngreen: whole chunks, blocks of 256"
+    axes.figure.text(0.955, 0.93, words, size=SIZE, color=GREY, ha="right", va="center")
+    return axes
+
+
+def memory_file():
+    """What streaming holds in memory, for a file and for one that is 20 times as large."""
+    data = take_from_pages()["memory"]
+    axes = plot(4.7)
+    axes.set_position((0.14, 0.13, 0.83, 0.82))
+    names = ["the file", "rank 0", "its worker"]
+    for i, (row, color) in enumerate(zip(data, (COMPUTE, RANKS[0]))):
+        places = [place + (i - 0.5) * 0.38 for place in range(3)]
+        bars = axes.bar(places, row["MB"], width=0.36, color=color, label=row["label"])
+        axes.bar_label(bars, [f"{x:,}" for x in row["MB"]], size=SIZE, padding=3)
+    axes.set_xticks(range(3), names)
+    axes.set_ylabel("MB", size=SIZE)
+    axes.set_ylim(0, 1320)
+    axes.set_yticks([0, 400, 800])
+    axes.legend(fontsize=SIZE, frameon=False, loc="upper right", ncols=2)
+    return axes
+
+
+def parallelism():
+    """Which parallelism when: what to ask of a model, and what the answer leads to."""
+    axes = sheet(5.6)
+    questions = [
+        (4.45, "Does a training step fit\ninto one GPU's memory?"),
+        (2.6, "Does it fit, if each rank\nkeeps only a part?"),
+        (0.75, "Does one layer fit?"),
+    ]
+    answers = [
+        (4.9, "fast enough: one GPU", PALE),
+        (4.05, "too slow: DDP (lesson 6)", DONE),
+        (2.75, "FSDP (lesson 17)", DONE),
+        (1.42, "the layers: pipeline", YELLOW),
+        (0.57, "a layer: tensor parallel", YELLOW),
+    ]
+    for y, words in questions[:2]:
+        box(axes, 0.1, y, 3.2, 0.95, words, COMPUTE)
+    box(axes, 0.1, 0.75, 3.2, 0.95, "What does not fit: the\nlayers, or a single one?", COMPUTE)
+    for y, words, color in answers:
+        box(axes, 4.55, y, 3.15, 0.65, words, color)
+    for start, end, word in (
+        (4.92, 5.22, "yes"),
+        (4.92, 4.37, ""),
+        (3.07, 3.07, "yes"),
+        (1.22, 1.74, ""),
+        (1.22, 0.9, ""),
+    ):
+        arrow(axes, (3.35, start), (4.5, end), lw=2)
+        if word:
+            say(axes, 3.85, max(start, end) + 0.17, word, SMALL, GREY)
+    for y in (4.42, 2.57):
+        arrow(axes, (1.7, y), (1.7, y - 0.85))
+        say(axes, 2.0, y - 0.38, "no", SMALL, GREY)
+    say(axes, 3.9, 0.2, "Large jobs combine them: one inside a node, another between.", SMALL, GREY)
+    return axes
+
+
+def whole_file():
+    """A job is killed while it saves: what lies under the snapshot's name then."""
+    axes = sheet(5.0)
+    half = ("half a file", SEND)
+    direct = {"snapshot.pt": half}
+    renamed = {"snapshot.pt": ("the last snapshot", DONE), "snapshot.71": half}
+    for top, title, files, result, color in (
+        (4.72, "written under its own name", direct, "nothing to load", RANKS[1]),
+        (2.6, "written under another name, then renamed", renamed, "loads the last one", RANKS[2]),
+    ):
+        say(axes, 0.1, top, title, SIZE, ha="left", weight="bold")
+        for i, (name, (words, face)) in enumerate(files.items()):
+            y = top - 0.95 - i * 0.75
+            say(axes, 0.1, y + 0.3, name, SMALL, ha="left", family=MONO)
+            width = 1.5 if "half" in words else 3.0
+            box(axes, 1.8, y, width, 0.62, words, face, size=SMALL)
+            if "half" in words:
+                box(axes, 1.8, y, 3.0, 0.62, color="none", ec=GREY, ls="--")
+        y = top - 0.95 - (len(files) - 1) * 0.375
+        arrow(axes, (4.95, y + 0.3), (5.35, y + 0.3), color)
+        say(axes, 6.55, y + 0.3, result, SIZE, color, weight="bold")
+    axes.plot([3.33, 3.33], [0.55, 1.6], color="#a31515", lw=3)
+    axes.plot([3.33, 3.33], [3.6, 4.5], color="#a31515", lw=3)
+    say(axes, 3.33, 0.3, "killed here", SIZE, "#a31515", weight="bold")
+    axes.plot([0.1, 7.7], [3.1, 3.1], color=LINE, lw=1.5)
+    return axes
+
+
+def stop_together():
+    """The signal reaches the ranks at different times; at a snapshot all learn of it, and stop."""
+    axes = sheet(4.9)
+    told = {0: 2.3, 1: 4.1, 2: None, 3: 3.0}
+    for rank, color in enumerate(RANKS):
+        y = 3.4 - rank * 0.78
+        say(axes, 0.95, y + 0.27, f"rank {rank}", SIZE, color, "right", weight="bold")
+        for x in [1.1 + i * 0.63 for i in range(6)]:
+            box(axes, x, y, 0.58, 0.56, "step", COMPUTE, size=SMALL)
+        if told[rank]:
+            box(axes, told[rank] - 0.06, y - 0.06, 0.12, 0.68, color=RANKS[1])
+        box(axes, 6.6, y, 1.1, 0.56, "ends", PALE, size=SMALL)
+    box(axes, 4.95, 1.06, 1.55, 2.9, "snapshot,\nall_reduce:\nhas any rank\na signal?\nyes", YELLOW,
+        size=SMALL)  # fmt: skip
+    say(axes, 2.9, 4.5, "USR1 reaches some ranks earlier,\none not at all", SIZE, RANKS[1])
+    time_axis(axes, 1.1, 7.7, 0.5)
+    return axes
+
+
+def tested_once():
+    """Ten images tested by four ranks: with DistributedSampler two of them count twice."""
+    axes = sheet(4.4)
+    for left, title, numbers, words in (
+        (0.1, "DistributedSampler", [*range(10), 0, 1], "12 results: 0 and 1 count twice"),
+        (4.1, "range(rank, 10, 4)", list(range(10)), "10 results: each once"),
+    ):
+        say(axes, left + 1.8, 4.1, title, SIZE, weight="bold", family=MONO)
+        for rank, color in enumerate(RANKS):
+            y = 2.95 - rank * 0.72
+            say(axes, left + 0.8, y + 0.27, f"rank {rank}", SMALL, color, "right", weight="bold")
+            for place, image in enumerate(numbers[rank::4]):
+                again = rank + 4 * place >= 10
+                face, edge, ink = (YELLOW, INK, INK) if again else (color, color, "white")
+                x = left + 0.95 + place * 0.8
+                box(axes, x, y, 0.72, 0.58, str(image), face, ink, ec=edge, lw=2.5)
+        say(axes, left + 1.8, 0.3, words, SMALL)
+    axes.plot([3.9, 3.9], [0.1, 4.3], color=LINE, lw=1.5)
+    return axes
+
+
+def gather_scatter():
+    """The two collectives of FSDP: all-gather before a layer, reduce-scatter after it."""
+    axes = sheet(5.2)
+    for left, title, words in (
+        (0.1, "all-gather", "every rank gets all the parts"),
+        (4.05, "reduce-scatter", "every rank gets the mean\nof one part"),
+    ):
+        say(axes, left + 1.8, 4.9, title, 20, weight="bold")
+        say(axes, left + 1.8, 0.4, words, SIZE)
+        gather = title == "all-gather"
+        for rank, color in enumerate(RANKS):
+            y = 3.75 - rank * 0.85
+            for part in range(4):
+                for x, whole in ((left + 0.02, not gather), (left + 2.12, gather)):
+                    there = whole or part == rank
+                    mean = not gather and x > left + 1
+                    face = "white" if not there else RANKS[part] if gather or mean else color
+                    edge = LINE if not there else face
+                    label = "ABCD"[part] if there else ""
+                    ink = "white" if there else INK
+                    box(axes, x + part * 0.385, y, 0.35, 0.55, label, face, ink, SMALL, ec=edge)
+            arrow(axes, (left + 1.62, y + 0.27), (left + 2.05, y + 0.27), lw=2)
+            say(axes, left + 0.02, y + 0.72, f"rank {rank}", SMALL, color, "left", weight="bold")
+    axes.plot([3.9, 3.9], [0.1, 5.1], color=LINE, lw=1.5)
+    return axes
+
+
+def sharded_measured():
+    """What lesson 17 counted: MB that a rank holds, with DDP and with FSDP on N ranks."""
+    data = take_from_pages()["lesson17"]
+    axes = plot(4.7)
+    axes.set_position((0.2, 0.16, 0.77, 0.7))
+    axes.grid(False)
+    axes.grid(axis="x", color="#d5dae0")
+    places = range(len(data))[::-1]
+    labels = ["parameters", "gradients", "Adam's states"]
+    for place, row in zip(places, data):
+        left = 0
+        for size, color, label in zip(row["MB"], (COMPUTE, SEND, DONE), labels):
+            name = label if place == len(data) - 1 else None
+            axes.barh(place, size, left=left, height=0.55, color=color, label=name)
+            left += size
+        more = row["inside"] - row["MB"][0]
+        if more:
+            name = "one whole layer" if place == len(data) - 2 else None
+            options = {"fc": YELLOW, "ec": INK, "lw": 1, "label": name}
+            axes.barh(place, more, left=left, height=0.55, **options)
+        say(axes, left + more + 0.06, place, f"{left + more:.2f}", SIZE, ha="left")
+    axes.set_yticks(places, [row["name"] for row in data])
+    axes.set_xlim(0, 4.6)
+    axes.set_xticks(range(5))
+    axes.set_ylim(-0.5, len(data) - 0.5)
+    axes.set_xlabel("MB per rank, lesson 17's model", size=SIZE)
+    axes.legend(
+        fontsize=SMALL, frameon=False, ncols=4, loc="lower left", bbox_to_anchor=(-0.27, 1.0),
+        handlelength=1, columnspacing=1, handletextpad=0.4,
+    )  # fmt: skip
+    return axes
+
+
+def slow_link():
+    """What lesson 16 measured on slow links: how much of a step is sending, at the least."""
+    data = take_from_pages()["lesson16"]
+    figure = Figure(figsize=(WIDTH, 5.3))
+    for number, (title, mbits) in enumerate((("100 Mbit/s", 100), ("1 Gbit/s", 1000))):
+        axes = figure.add_axes((0.2, 0.515 - number * 0.44, 0.76, 0.325))
+        axes.tick_params(labelsize=SMALL, colors=INK)
+        axes.spines[["top", "right"]].set_visible(False)
+        places = range(len(data))[::-1]
+        longest = max(row["ms"][number] for row in data)
+        for place, row in zip(places, data):
+            measured = row["ms"][number]
+            least = row["MB"] * 8e3 / mbits  # ms
+            names = ("sending, at the least", "the rest") if place == len(data) - 1 else (None,) * 2
+            axes.barh(place, least, height=0.65, color=SEND, label=names[0])
+            axes.barh(place, measured - least, 0.65, left=least, color=COMPUTE, label=names[1])
+            words = f"{measured:.1f} ms, sending {least:.1f}"
+            inside = measured > 0.7 * longest
+            at, ha = (0.01 * longest, "left") if inside else (measured + 0.015 * longest, "left")
+            say(axes, at, place - 0.03, words, SMALL, ha=ha)
+        axes.set_yticks(places, [row["way"] for row in data])
+        axes.set_xlim(0, 1.15 * longest)
+        axes.set_ylim(-0.5, len(data) - 0.5)
+        axes.set_xticks([i * 1e4 / mbits for i in range(4)])
+        axes.set_title(title, size=SIZE, weight="bold", loc="left")
+        if number == 0:
+            axes.legend(
+                fontsize=SIZE, frameon=False, ncols=2, loc="lower left",
+                bbox_to_anchor=(-0.05, 1.17), handlelength=1,
+            )  # fmt: skip
+    return axes
+
+
 FIGURES = [
-    course_map, why, processes, ring, ring_circle, bandwidth_1, shares_5, shares_profile, digits,
-    loss_2, identical, sampler, data_parallel,
-    timeline_by_hand, profiler, buckets, timeline_ddp, loss_6, speedup_7, warm_up, loss_8, slurm,
-    nodes, launchers, groups, skipped_collective, chunks, streaming, shuffle_buffer, restart,
-    accumulation, shards, recommender, accelerate, powersgd, sharded, fsdp_time,
+    course_map, why, processes, ring, ring_circle, bandwidth_1, shares_5, shares_profile,
+    digits, loss_2, identical, sampler, data_parallel, timeline_by_hand, profiler, buckets,
+    timeline_ddp, loss_6, speedup_7, warm_up, loss_8, loss_10, slurm, nodes, launchers, groups,
+    skipped_collective, chunks, streaming, shuffle_buffer, restart, accumulation, shards,
+    recommender, accelerate, powersgd, sharded, fsdp_time, messages_9, link_9, interfaces,
+    layout_speed, memory_file, parallelism, whole_file, stop_together, tested_once,
+    gather_scatter, sharded_measured, slow_link,
 ]  # fmt: skip
 
 
@@ -1397,6 +1796,7 @@ def main():
         record()
     inputs = [Path(__file__), *sorted((HERE / "data").glob("*.json"))]
     contents = [path.read_bytes() for path in inputs] + [printed(x).encode() for x in PRINTED]
+    contents.append(json.dumps(take_from_pages()).encode())
     made_from = hashlib.sha256(b"".join(contents)).hexdigest()
     stale = {path.name for path in HERE.glob("*.svg")} - {
         f"{draw.__name__}.svg" for draw in FIGURES
