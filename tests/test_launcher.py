@@ -110,11 +110,11 @@ def test_lesson_11_by_sbatch_writes_to_logs(slurm, tmp_path):
     assert run_ranks(1, create, "--file", file, cwd=folder)[0] == 0
     script = ROOT / "scripts" / "sbatch_run.sh"
     few = ("--epochs", 1, "--max-steps", 5, "--file", file)
-    done = slurm.run("sbatch", "--wait", "-N", 2, script, "11", *few, cwd=folder)
+    done = slurm.run("sbatch", "--wait", "--ntasks-per-node=1", script, "11", *few, cwd=folder)
     (log,) = folder.glob("logs/slurm-*.out")
     output = log.read_text()
     assert done.returncode == 0, output
-    assert output.startswith("nodes: node1 node2, ranks on each: 1, in all: 2")
+    assert "\nnodes: node1 node2, ranks on each: 1, in all: 2\n" in output
     assert proves("11", output)
     monitors = sorted(folder.glob("logs/cpu-*.out"))
     assert len(monitors) == 2
@@ -413,7 +413,8 @@ def test_a_job_that_slurm_starts_again_keeps_what_it_has_said(slurm, tmp_path):
         'time.sleep(0 if "SLURM_RESTART_COUNT" in os.environ else 100)\n'
     )
     script = ROOT / "scripts" / "sbatch_run.sh"
-    done = slurm.run("sbatch", "--parsable", "--requeue", script, lesson, cwd=tmp_path)
+    few = ("-N", 1, "--ntasks-per-node=1")
+    done = slurm.run("sbatch", "--parsable", *few, script, lesson, cwd=tmp_path)
     job = done.stdout.strip()
     log = tmp_path / "logs" / f"slurm-{job}.out"
     assert wait_for(lambda: log.exists() and "starts: 1" in log.read_text(), 60)

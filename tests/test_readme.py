@@ -126,6 +126,14 @@ ON_LOGIN = {
     "-A <acc_name>_g scripts/sbatch_run.sh 9": "Submitted batch job",
     "sbatch -N 2 --ntasks-per-node=4 --cpus-per-task=32 -C gpu --gpus-per-node 4 -t 30 "
     "-A <acc_name>_g scripts/sbatch_run.sh 10": "Submitted batch job",
+    "sbatch scripts/sbatch_run.sh": "Submitted batch job",
+    "sbatch scripts/sbatch_run.sh --doctor 10": "Submitted batch job",
+    "sbatch scripts/sbatch_run.sh --torchrun 12 --epochs 3": "Submitted batch job",
+    "sbatch scripts/sbatch_run.sh 12 --epochs 20": "Submitted batch job",
+    "sbatch --nodes 1 --time 01:00:00 scripts/sbatch_run.sh 11 --epochs 3": "Submitted batch job",
+    "sbatch scripts/sweep.sh": "Submitted batch job",
+    "sbatch --array=3 scripts/sweep.sh": "Submitted batch job",
+    "scontrol show config | grep ProctrackType": "proctrack/linuxproc",
     "scontrol show job <job>": "JobState=",
     "scancel <job>": "",
 }
@@ -176,6 +184,11 @@ BY_TEST = {
         "pgrep -u $USER -af hang.py",
         "DIST_TIMEOUT=10",
         "TORCH_DISTRIBUTED_DEBUG=DETAIL",
+    ],
+    "test_a_batch_job_can_be_followed_signaled_and_put_back": [
+        "tail -f logs/slurm-<job>.out",
+        "scancel --batch --signal=USR1 <job>",
+        "scontrol requeue <job>",
     ],
     "test_output_comes_late_unless_told_otherwise": [
         "python -u",
@@ -512,6 +525,25 @@ def test_commands_can_be_typed_on_a_cluster(slurm, course):
         for command, expected in commands.items():
             assert expected in said[command], done.stdout
             assert command == "exit" or said[command].endswith("exit status 0\n"), done.stdout
+
+
+def test_a_batch_job_can_be_followed_signaled_and_put_back(slurm, course):
+    """The commands that need a job that runs: the log tells of each."""
+    follow, signal, requeue = BY_TEST["test_a_batch_job_can_be_followed_signaled_and_put_back"]
+    (course / "wait.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
+    submit = ("sbatch", "--parsable", "--ntasks-per-node=1", "scripts/sbatch_run.sh", "wait.py")
+    job = slurm.run(*submit, cwd=course).stdout.strip()
+    log = course / "logs" / f"slurm-{job}.out"
+    try:
+        assert wait_for(lambda: log.exists() and "ready" in log.read_text(), 60)
+        for command, says in ((signal, ": warn the ranks"), (requeue, "Slurm ends this job")):
+            done = slurm.run("bash", "-c", command.replace("<job>", job), cwd=course)
+            assert done.returncode == 0, done.stderr
+            assert wait_for(lambda says=says: says in log.read_text(), 30), log.read_text()
+        output = type_in(f"timeout 5 {follow.replace('<job>', job)}", course)[1]
+        assert output.endswith(log.read_text()[-100:])
+    finally:
+        slurm.run("scancel", job)
 
 
 def test_a_cluster_can_be_typed(course):

@@ -171,7 +171,7 @@ def test_each_slide_has_notes_and_the_minutes_add_up(deck):
 
 def test_the_minutes_are_those_of_the_pages():
     planned = {name.lower(): number for deck in DECKS for name, number in agenda(deck).items()}
-    for page in read_pages():
+    for page in [x for x in read_pages() if "minutes" in x]:
         name = title_of(page).lower()
         assert planned[name] == page["minutes"], name
 

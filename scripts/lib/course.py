@@ -34,8 +34,8 @@ def read_days():
 def read_pages():
     """Return the lessons and the other pages of the course, in the order in which they are read.
 
-    All have the keys file (of the page), minutes and idea; a lesson has all others of course.toml,
-    and script.
+    All have the keys file (of the page) and idea, and minutes if they are taught in class; a lesson
+    has all others of course.toml, and script.
     """
     pages, others = [], read_list("course.toml", "page")
     for x in read_course():

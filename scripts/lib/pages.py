@@ -57,6 +57,8 @@ def ways(name, pages):
 def head(name, pages):
     """Return what stands below a page's title: the ways, then minutes, script and slides."""
     page = next(x for x in pages if name in (x.get("id"), x["file"]))
+    if "minutes" not in page:
+        return ways(name, pages)
     words = [f"{page['minutes']} minutes"]
     if "script" in page:
         script = Path(page["script"]).name
@@ -75,7 +77,7 @@ def lesson_table(day, page, pages, exercises):
         if day_of(x) != day:
             continue
         link = f"[{title_of(x)}]({link_to(x['file'], page)})"
-        cells = [link, x["idea"], str(x["minutes"])]
+        cells = [link, x["idea"], str(x.get("minutes", ""))]
         if exercises:
             own = [e for e in exercises if e["lesson"] == x.get("id")]
             cells.append(" ".join(f"[{e['id']}]({link_to(e['file'], page)})" for e in own))
