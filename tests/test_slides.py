@@ -218,8 +218,8 @@ def test_an_excerpt_highlights_and_leaves_out_what_the_mark_says():
     lines = excerpt('lines 4 "test" "="').splitlines()
     assert lines[1].startswith("$ python day1/4")
     assert lines[2:4] == [x for x in whole if x.startswith(("test", "=>"))]
-    with_comments = excerpt("code 4 average_gradients")
-    plain = excerpt("code 4 average_gradients plain")
+    with_comments = excerpt("code 4 mean_over_ranks")
+    plain = excerpt("code 4 mean_over_ranks plain")
     assert "#" in with_comments
     assert '"""' in with_comments
     assert not {"#", '"'} & set(plain)
