@@ -153,7 +153,7 @@ def test_warned_and_then_put_back_into_the_queue_a_job_goes_on(how, slurm, tmp_p
     job.wait_for(" the lesson has saved its state and stopped: back into the queue$")
     assert "\nStopped as told. " in job.log()
     job.start_again(", start 2, nodes ")
-    job.wait_for(r", start 2, nodes [^=]*: snapshot ")
+    job.wait_for(r", start 2, nodes (?s:.*): snapshot ")
     assert job.run("scontrol", "requeue", job.number).returncode == 0
     job.start_again(", start 3, nodes ")
     assert_went_on(job, starts=3)

@@ -176,18 +176,27 @@ def record_profiler():
     )
 
 
-def table(page, head):
+def page_of(lesson):
+    """Return the text of a lesson's page of Day 2."""
+    (path,) = ROOT.glob(f"day2/{lesson}_*.md")
+    return path.read_text()
+
+
+def table(text, head):
     """Return the table of a page whose first line begins with head: its rows, as lists of cells."""
-    lines = (ROOT / page).read_text().splitlines()
-    begin = next(i for i, line in enumerate(lines) if line.startswith(head)) + 2
-    rows = itertools.takewhile(lambda line: line.startswith("|"), lines[begin:])
+    if head not in text:
+        sys.exit(f"No table begins with {head!r} any more.")
+    _, _, *rows = text[text.index(head) :].splitlines()
+    rows = itertools.takewhile(lambda line: line.startswith("|"), rows)
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
 
 
-def page_of(lesson):
-    """Return the page of a lesson of Day 2, as a path in the repository."""
-    (path,) = ROOT.glob(f"day2/{lesson}_*.md")
-    return path.relative_to(ROOT)
+def find(pattern, text):
+    """Return the numbers of the groups of a pattern in a page."""
+    found = re.search(pattern, text, re.M)
+    if not found:
+        sys.exit(f"No page holds {pattern!r} any more.")
+    return [number(group) for group in found.groups()]
 
 
 def number(text):
@@ -195,38 +204,46 @@ def number(text):
     return float(re.match(r"[\d.,]+", text)[0].replace(",", ""))
 
 
-def take_from_pages():
-    """Return what the pages of Day 2 have recorded, {name: rows}."""
-    text = (ROOT / page_of("9")).read_text()
+def take_messages():
+    """Return what lesson 9 printed: [where, size of the message, bus bandwidth in MB/s]."""
     row = r"^(within a node|between nodes), .*, +(\d+ .B): .* bus +([\d.,]+) MB/s$"
-    messages = [[x, size, number(bus)] for x, size, bus in re.findall(row, text, re.M)]
-    times = re.search(r"link 1gbit` we measured ([\d,]+) ms.*link 100mbit`, ([\d,]+) ms", text)
-    imitated = re.search(r"^between nodes, 2 ranks, 64 MB: +([\d.]+) ms", text, re.M)
-    links = [{"link": "no network", "measured": number(imitated[1])}]
-    for link, bits, ms in (("1 Gbit/s", 1e9, times[1]), ("100 Mbit/s", 1e8, times[2])):
-        links.append({"link": link, "measured": number(ms), "least": 64e6 * 8 / bits * 1e3})
-    layouts = []
-    for layout, way, _, speed, _ in table("day2/LAYOUT.md", "| layout | read |"):
-        layouts.append([layout, way, int(number(speed))])
-    sizes = []
-    for file, _, rank, worker in table("day2/LAYOUT.md", "| file | steps |"):
-        if "one epoch" in file:
-            megabytes = [int(number(x)) for x in (file, rank, worker)]
-            sizes.append({"label": file.split(",")[0], "MB": megabytes})
-    ways = []
-    for way, sent, slow, _, fast, *_ in table(page_of("16"), "| way | MB sent |"):
-        ways.append({"way": way, "MB": float(sent), "ms": [float(slow), float(fast)]})
-    shares = []
-    for name, *kept, inside in table(page_of("17"), "| | parameters |"):
-        shares.append({"name": name, "MB": [float(x) for x in kept], "inside": float(inside)})
-    return {
-        "lesson9": messages,
-        "link9": links,
-        "layout": layouts,
-        "memory": sizes,
-        "lesson16": ways,
-        "lesson17": shares,
-    }
+    rows = re.findall(row, page_of("9"), re.M)
+    return [[where, size, number(speed)] for where, size, speed in rows]
+
+
+def take_links():
+    """Return the ms of an all_reduce of 64 MB: {link: [measured, the least that it allows]}."""
+    text, number_of_bytes = page_of("9"), 64e6
+    links = {"no network": [*find(r"^between nodes, 2 ranks, 64 MB: +([\d.]+) ms", text), None]}
+    measured = r"link 1gbit` we measured ([\d,]+) ms.*link 100mbit`, ([\d,]+) ms"
+    for link, speed, ms in zip(("1 Gbit/s", "100 Mbit/s"), (1e9, 1e8), find(measured, text)):
+        links[link] = [ms, number_of_bytes * 8 / speed * 1e3]
+    return links
+
+
+def take_layouts():
+    """Return the images/s of LAYOUT.md's first table, [layout, way to read, images/s]."""
+    rows = table((ROOT / "day2" / "LAYOUT.md").read_text(), "| layout | read |")
+    return [[layout, way, int(number(speed))] for layout, way, _, speed, _ in rows]
+
+
+def take_memory():
+    """Return what LAYOUT.md says of memory: {size of the file: MB of file, rank 0, worker}."""
+    rows = table((ROOT / "day2" / "LAYOUT.md").read_text(), "| file | steps |")
+    rows = [(file, rank, worker) for file, _, rank, worker in rows if "one epoch" in file]
+    return {row[0].split(",")[0]: [int(number(cell)) for cell in row] for row in rows}
+
+
+def take_ways():
+    """Return what lesson 16 measured: {way: [MB sent, ms at 100 Mbit/s, ms at 1 Gbit/s]}."""
+    rows = table(page_of("16"), "| way | MB sent |")
+    return {way: [float(x) for x in (sent, slow, fast)] for way, sent, slow, _, fast, *_ in rows}
+
+
+def take_shares():
+    """Return what lesson 17 counted, in MB: {name: parameters, gradients, states, inside}."""
+    rows = table(page_of("17"), "| | parameters |")
+    return {name: [float(x) for x in numbers] for name, *numbers in rows}
 
 
 def record():
@@ -1417,7 +1434,7 @@ def speedup_7():
 
 def messages_9():
     """What lesson 9 measured: the bus bandwidth of small and large messages."""
-    data = take_from_pages()["lesson9"]
+    data = take_messages()
     axes = plot(5.0)
     axes.set_position((0.17, 0.19, 0.77, 0.74))
     sizes = {"4 kB": 4e3, "1 MB": 1e6, "64 MB": 64e6}
@@ -1439,31 +1456,30 @@ def messages_9():
 
 def link_9():
     """An all_reduce of 64 MB between two nodes: what the link allows, and what was measured."""
-    data = take_from_pages()["link9"]
+    data = take_links()
     axes = plot(4.4)
     axes.set_position((0.22, 0.2, 0.68, 0.66))
     axes.grid(False)
     axes.grid(axis="x", color="#d5dae0")
     places = range(len(data))[::-1]
-    measured = [row["measured"] for row in data]
+    measured = [ms for ms, _ in data.values()]
     axes.barh(places, measured, height=0.5, color=SEND, label="measured")
     label = "the least that the link allows"
-    for place, row in zip(places, data):
-        words = f"{row['measured']:,.0f} ms"
-        if "least" in row:
-            words += f", least {row['least']:,.0f}"
+    for place, (ms, least) in zip(places, data.values()):
+        words = f"{ms:,.0f} ms"
+        if least:
+            words += f", least {least:,.0f}"
             ys = [place - 0.33, place + 0.33]
-            axes.plot([row["least"]] * 2, ys, color=RANKS[0], lw=5, label=label)
+            axes.plot([least] * 2, ys, color=RANKS[0], lw=5, label=label)
             label = None
         # Inside of long bars, beside short ones.
-        inside = row["measured"] > 1000
-        x, ha = (row["measured"] / 1.4, "right") if inside else (row["measured"] * 1.15, "left")
+        x, ha = (ms / 1.4, "right") if ms > 1000 else (ms * 1.15, "left")
         say(axes, x, place, words, SIZE, ha=ha)
     axes.set(xscale="log", xlim=(10, 10000), ylim=(-0.6, len(data) - 0.4))
     axes.set_xticks([10, 100, 1000, 10000], ["10", "100", "1,000", "10,000"])
     axes.minorticks_off()
     axes.set_xlabel("ms, log scale", size=SIZE)
-    axes.set_yticks(places, [row["link"] for row in data])
+    axes.set_yticks(places, list(data))
     axes.legend(
         fontsize=SIZE, frameon=False, ncols=2, loc="lower center", bbox_to_anchor=(0.36, 0.98)
     )
@@ -1494,7 +1510,7 @@ def interfaces():
 
 def layout_speed():
     """What the layout of a file decides: images/s, read one at a time or in whole chunks."""
-    data = take_from_pages()["layout"]
+    data = take_layouts()
     shown = [
         ("HDF5, not chunked", "one at a time", "not chunked"),
         ("HDF5, chunks of 256", "one at a time", "chunks of 256"),
@@ -1529,14 +1545,14 @@ def layout_speed():
 
 def memory_file():
     """What streaming holds in memory, for a file and for one that is 20 times as large."""
-    data = take_from_pages()["memory"]
+    data = take_memory()
     axes = plot(4.7)
     axes.set_position((0.14, 0.13, 0.83, 0.82))
     names = ["the file", "rank 0", "its worker"]
-    for i, (row, color) in enumerate(zip(data, (COMPUTE, RANKS[0]))):
+    for i, ((file, sizes), color) in enumerate(zip(data.items(), (COMPUTE, RANKS[0]))):
         places = [place + (i - 0.5) * 0.38 for place in range(3)]
-        bars = axes.bar(places, row["MB"], width=0.36, color=color, label=row["label"])
-        axes.bar_label(bars, [f"{x:,}" for x in row["MB"]], size=SIZE, padding=3)
+        bars = axes.bar(places, sizes, width=0.36, color=color, label=file)
+        axes.bar_label(bars, [f"{x:,}" for x in sizes], size=SIZE, padding=3)
     axes.set_xticks(range(3), names)
     axes.set_ylabel("MB", size=SIZE)
     axes.set_ylim(0, 1320)
@@ -1679,26 +1695,26 @@ def gather_scatter():
 
 def sharded_measured():
     """What lesson 17 counted: MB that a rank holds, with DDP and with FSDP on N ranks."""
-    data = take_from_pages()["lesson17"]
+    data = take_shares()
     axes = plot(4.7)
     axes.set_position((0.2, 0.16, 0.77, 0.7))
     axes.grid(False)
     axes.grid(axis="x", color="#d5dae0")
     places = range(len(data))[::-1]
     labels = ["parameters", "gradients", "Adam's states"]
-    for place, row in zip(places, data):
+    for place, (*kept, inside) in zip(places, data.values()):
         left = 0
-        for size, color, label in zip(row["MB"], (COMPUTE, SEND, DONE), labels):
+        for size, color, label in zip(kept, (COMPUTE, SEND, DONE), labels):
             name = label if place == len(data) - 1 else None
             axes.barh(place, size, left=left, height=0.55, color=color, label=name)
             left += size
-        more = row["inside"] - row["MB"][0]
+        more = inside - kept[0]
         if more:
             name = "one whole layer" if place == len(data) - 2 else None
             options = {"fc": YELLOW, "ec": INK, "lw": 1, "label": name}
             axes.barh(place, more, left=left, height=0.55, **options)
         say(axes, left + more + 0.06, place, f"{left + more:.2f}", SIZE, ha="left")
-    axes.set_yticks(places, [row["name"] for row in data])
+    axes.set_yticks(places, list(data))
     axes.set_xlim(0, 4.6)
     axes.set_xticks(range(5))
     axes.set_ylim(-0.5, len(data) - 0.5)
@@ -1712,17 +1728,17 @@ def sharded_measured():
 
 def slow_link():
     """What lesson 16 measured on slow links: how much of a step is sending, at the least."""
-    data = take_from_pages()["lesson16"]
+    data = take_ways()
     figure = Figure(figsize=(WIDTH, 5.3))
-    for number, (title, mbits) in enumerate((("100 Mbit/s", 100), ("1 Gbit/s", 1000))):
-        axes = figure.add_axes((0.2, 0.515 - number * 0.44, 0.76, 0.325))
+    for panel, (title, mbits) in enumerate((("100 Mbit/s", 100), ("1 Gbit/s", 1000))):
+        axes = figure.add_axes((0.2, 0.515 - panel * 0.44, 0.76, 0.325))
         axes.tick_params(labelsize=SMALL, colors=INK)
         axes.spines[["top", "right"]].set_visible(False)
         places = range(len(data))[::-1]
-        longest = max(row["ms"][number] for row in data)
-        for place, row in zip(places, data):
-            measured = row["ms"][number]
-            least = row["MB"] * 8e3 / mbits  # ms
+        longest = max(times[panel] for _, *times in data.values())
+        for place, (sent, *times) in zip(places, data.values()):
+            measured = times[panel]
+            least = sent * 8e3 / mbits  # ms
             names = ("sending, at the least", "the rest") if place == len(data) - 1 else (None,) * 2
             axes.barh(place, least, height=0.65, color=SEND, label=names[0])
             axes.barh(place, measured - least, 0.65, left=least, color=COMPUTE, label=names[1])
@@ -1730,12 +1746,12 @@ def slow_link():
             inside = measured > 0.7 * longest
             at, ha = (0.01 * longest, "left") if inside else (measured + 0.015 * longest, "left")
             say(axes, at, place - 0.03, words, SMALL, ha=ha)
-        axes.set_yticks(places, [row["way"] for row in data])
+        axes.set_yticks(places, list(data))
         axes.set_xlim(0, 1.15 * longest)
         axes.set_ylim(-0.5, len(data) - 0.5)
         axes.set_xticks([i * 1e4 / mbits for i in range(4)])
         axes.set_title(title, size=SIZE, weight="bold", loc="left")
-        if number == 0:
+        if panel == 0:
             axes.legend(
                 fontsize=SIZE, frameon=False, ncols=2, loc="lower left",
                 bbox_to_anchor=(-0.05, 1.17), handlelength=1,
@@ -1743,6 +1759,8 @@ def slow_link():
     return axes
 
 
+# What figures take from the pages.
+TAKEN = [take_messages, take_links, take_layouts, take_memory, take_ways, take_shares]
 FIGURES = [
     course_map, why, processes, ring, ring_circle, bandwidth_1, shares_5, shares_profile,
     digits, loss_2, identical, sampler, data_parallel, timeline_by_hand, profiler, buckets,
@@ -1796,7 +1814,7 @@ def main():
         record()
     inputs = [Path(__file__), *sorted((HERE / "data").glob("*.json"))]
     contents = [path.read_bytes() for path in inputs] + [printed(x).encode() for x in PRINTED]
-    contents.append(json.dumps(take_from_pages()).encode())
+    contents += [json.dumps(take()).encode() for take in TAKEN]
     made_from = hashlib.sha256(b"".join(contents)).hexdigest()
     stale = {path.name for path in HERE.glob("*.svg")} - {
         f"{draw.__name__}.svg" for draw in FIGURES
