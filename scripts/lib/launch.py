@@ -34,6 +34,7 @@ from lib.slurm import choose_ranks, count_gpus, expand, options_of
 
 GRACE = 5  # seconds from SIGTERM to SIGKILL. Whoever started the launcher waits longer
 LAST_WORDS = 1.5  # seconds in which the others end by themselves, as a rule, and may say something
+STOPPED = 130  # the exit status after Ctrl-C and SIGTERM
 GPU_FILES = ("nvidia[0-9]*", "kfd", "dri", "dxg")  # in /dev; dxg: WSL2
 # What a torchrun must not find: it sets these itself. Nodes may have unequal numbers of ranks, so
 # the ranks must not be told that all nodes are alike, which is the last.
@@ -224,7 +225,10 @@ def run_group(ranks):
 
     ranks   for each its name, command and environment
     """
-    end_on_signals(signal.SIGINT)
+    end_on_signals()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # a script may run this with &
+            signal.signal(number, stop)
     verdict, ended, ends = Verdict(), queue.SimpleQueue(), {}
     ours, theirs = os.pipe()
     reader = threading.Thread(target=pass_on, args=(verdict, ours), daemon=True)
@@ -258,6 +262,11 @@ def run_group(ranks):
             group.end()
             reader.join(1)  # no longer: a process that nobody can find may hold the pipe
     return verdict.conclude() or as_a_shell(status)
+
+
+def stop(number, frame):
+    """Leave, as after Ctrl-C: the ranks are ended on the way out."""
+    sys.exit(STOPPED)
 
 
 def note_end(process, name, ended):

@@ -293,16 +293,13 @@ def send(number, pids):
             os.kill(pid, number)
 
 
-def end_on_signals(*more):
-    """Have every signal that ends this process end its groups, too. What is ignored stays ignored.
-
-    SIGINT, Ctrl-C, is Python's KeyboardInterrupt, unless it is one of those that are given here.
-    """
+def end_on_signals():
+    """Have every signal that ends this process end its groups. What is ignored stays ignored."""
 
     def leave(number, frame):
         sys.exit(128 + number)
 
-    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, *more):
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, leave)
 
