@@ -10,8 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
+<<<<<<< ours
 from clusters import bring_up
 from helpers import LAUNCHER, LESSONS, ROOT, cannot, proof_of, proves, wait_for
+=======
+from conftest import bring_up
+from helpers import LAUNCHER, LESSONS, ROOT, cannot, copy_tree, proof_of, proves, wait_for
+>>>>>>> theirs
 
 SCRIPT = ROOT / "scripts" / "sbatch_run.sh"
 SWEEP = ROOT / "scripts" / "sweep.sh"
@@ -116,11 +121,10 @@ def test_as_it_is_the_script_runs_a_lesson_and_its_log_names_each_step(slurm, tm
 
 @pytest.fixture
 def course(tmp_path):
-    """The scripts for a batch job in another folder, the batch script under another name."""
+    """A copy of the scripts, and in it the batch script under another name."""
     folder = tmp_path / "my course" / "scripts"
-    folder.mkdir(parents=True)
-    (folder / "multinode_setup_and_run.sh").symlink_to(ROOT / "scripts/multinode_setup_and_run.sh")
-    shutil.copy(SCRIPT, folder / "my job.sh")
+    copy_tree(ROOT / "scripts", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / SCRIPT.name).rename(folder / "my job.sh")
     return folder.parent
 
 
