@@ -10,13 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-<<<<<<< ours
 from clusters import bring_up
-from helpers import LAUNCHER, LESSONS, ROOT, cannot, proof_of, proves, wait_for
-=======
-from conftest import bring_up
 from helpers import LAUNCHER, LESSONS, ROOT, cannot, copy_tree, proof_of, proves, wait_for
->>>>>>> theirs
 
 SCRIPT = ROOT / "scripts" / "sbatch_run.sh"
 SWEEP = ROOT / "scripts" / "sweep.sh"
