@@ -4,7 +4,7 @@
 # Usage: scripts/sweep.sh [argument of lesson 8]...   one run after the other, on this machine
 #    sbatch scripts/sweep.sh [argument of lesson 8]...   as a job array of Slurm, two at a time
 # Then: python scripts/collect_sweep.py                  one table and one plot
-# Python is the one that is active where you call it. The lines #SBATCH are explained in
+# Python is the one that is active where you call it, or PYTHON. The lines #SBATCH are explained in
 # scripts/sbatch_run.sh.
 
 # The numbers of the runs, and how many may run at a time. The run with number N takes rates[N].
@@ -28,7 +28,7 @@ run() {
   local folder=runs/sweep/lr-$1
   mkdir -p "$folder"
   echo "== learning rate $1"
-  (cd "$folder" && python "$course/day1/8_mnist_ddp_pt_lr.py" --lr "$1" "${@:2}") 2>&1 |
+  (cd "$folder" && "${PYTHON:-python}" "$course/day1/8_mnist_ddp_pt_lr.py" --lr "$1" "${@:2}") 2>&1 |
     tee "$folder/output.txt"
 }
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,9 @@ if not next(filter(None, languages), "C").startswith(("C", "POSIX", "en")):
 
 # Marks the short tests, and writes the record of run_tests.sh --torch.
 pytest_plugins = ["works_with"]
+
+# What the tests start runs with the Python that runs them, whatever comes first in PATH.
+os.environ["PYTHON"] = sys.executable
 
 # Several tests run at a time. Threads that wait for each other would take the cores from them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -298,6 +298,7 @@ def test_without_slurm_the_runs_go_on_one_after_the_other(tmp_path):
         "There is no run in runs/sweep that has ended. Start them: scripts/sweep.sh\n"
     )
     env = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}"}
+    env.pop("PYTHON", None)
     done = subprocess.run(
         [SWEEP, "2", "--epochs", "3"], cwd=tmp_path, env=env, capture_output=True, text=True
     )
