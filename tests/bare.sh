@@ -33,7 +33,7 @@ part='
   (test_scripts and not bare_part) or test_masks or test_doctor or test_slides or test_tensorboard or test_traces
   or test_catalogue or test_use or slurm or slow_link or Ctrl or ctrl_c or cut_off
   or test_launcher or test_lesson_9 or (test_lesson_10 and two_nodes) or a_run_ends or lesson_8_runs
-  or (test_readme and (quick or cluster or guide or hang or shell_say or torch_say or cheat or starts))
+  or (test_readme and (quick or cluster or guide or hang or shell_say or torch_say or starts))
   or test_jobs or (test_data and (INT or no_room or cannot or shared_memory))
   or (test_network and (node or link))
   or (test_processes and node) or (test_exercises and stopped) or (test_environment and gets_only)'

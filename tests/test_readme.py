@@ -28,7 +28,6 @@ from helpers import (
     cannot,
     copy_tree,
     need,
-    need_browser,
     processes_of,
     wait_for,
     works,
@@ -1170,24 +1169,3 @@ def test_the_glossary_has_the_words_of_the_course():
     assert {x for x in short - NAMES if not re.search(rf"\b{x}s?\b", explained, re.I)} == set()
     known = " ".join(names).lower()
     assert {x for x in terms if x.lower().removesuffix("s") not in known} == set()
-
-
-def test_the_cheat_sheet_prints_on_one_page(tmp_path):
-    import markdown
-
-    need("pdfinfo")
-    browser = need_browser("Liberation Sans", "DejaVu Sans Mono")
-    part = CHEAT_SHEET.read_text()
-    page = tmp_path / "page.html"
-    assert "with a scale of 55%" in part
-    style = """@page {size: A4; margin: 1cm}
-      body {zoom: 0.55; font: 16px/1.5 sans-serif; margin: 0}
-      table {border-collapse: collapse; margin-bottom: 16px}
-      td, th {padding: 6px 13px; border: 1px solid}
-      code {font: 85%/1.4 monospace; padding: 0.2em 0.4em}"""  # about as GitHub has it
-    page.write_text(f"<style>{style}</style>{markdown.markdown(part, extensions=['tables'])}")
-    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer"]
-    command += [f"--user-data-dir={tmp_path}/browser", f"--print-to-pdf={tmp_path}/page.pdf", page]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
-    info = subprocess.run(["pdfinfo", tmp_path / "page.pdf"], capture_output=True, text=True)
-    assert re.search(r"^Pages: +1$", info.stdout, re.M), info.stdout
