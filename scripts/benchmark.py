@@ -24,7 +24,7 @@ from pathlib import Path
 
 from benchmark.results import OUTPUT, busy_cores, measure, print_case, print_summary, target, write
 from lib.machine import facts
-from lib.processes import end_on_signals
+from lib.processes import exit_with
 
 
 def main():
@@ -90,8 +90,4 @@ def main():
 
 
 if __name__ == "__main__":
-    end_on_signals()
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    exit_with(main)

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from lib.course import ROOT, read_course
-from lib.processes import end_on_signals
+from lib.processes import exit_with
 from lib.run_lesson import command_of, run
 
 REPORT = Path("runs", "report.html")  # where the lessons put their curves
@@ -120,8 +120,4 @@ def main():
 
 
 if __name__ == "__main__":
-    end_on_signals()
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    exit_with(main)

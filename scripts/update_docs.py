@@ -40,11 +40,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lib import processes
 from lib.course import ROOT, read_course, read_exercises, read_pages
 from lib.excerpts import code, diff
 from lib.glossary import link_terms
 from lib.pages import PAGES, PART, exercise_table, exercises_of, head, lesson_table, timetable, ways
+from lib.processes import exit_with
 from lib.recordings import (
     device_table,
     fault_table,
@@ -165,8 +165,4 @@ def main():
 
 
 if __name__ == "__main__":
-    processes.end_on_signals()
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    exit_with(main)

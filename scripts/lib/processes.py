@@ -304,6 +304,15 @@ def end_on_signals():
             signal.signal(number, leave)
 
 
+def exit_with(main):
+    """Run a command's main and exit with its status, 130 after Ctrl-C. Its groups end, too."""
+    end_on_signals()
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
 @atexit.register
 def end_all():
     """End the groups that run, when this process does."""
