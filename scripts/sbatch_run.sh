@@ -71,7 +71,7 @@ on_each_node() (
 )
 
 # Pass the warning on to the ranks. Slurm's own signal reaches only the processes that Slurm itself
-# has started, where it tracks processes with control groups. These are shells of the launcher. So
+# has started, where it tracks processes with control groups. These are processes of the launcher. So
 # signal all processes of the steps, but only those with a handler: it would end the others.
 # shellcheck disable=SC2016 # the variables are those of the nodes
 warn_ranks() {
