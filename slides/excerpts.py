@@ -123,6 +123,8 @@ def answer(markdown, words):
 def here(name):
     """Return the strip with the parts of a deck as marp's footer; the one of this name is bold."""
     pages = {x.get("id") or Path(x["file"]).stem: deck_of(x) for x in read_pages()}
+    if name not in TOPICS:
+        raise ValueError(f"There is no word for {name} in TOPICS of slides/excerpts.py")
     names = [x for x in pages if pages[x] == pages[name] and x in TOPICS]
     words = [f"{x} {TOPICS[x]}" if x.isdigit() else TOPICS[x] for x in names]
     words = [f"**{w}**" if x == name else w for x, w in zip(names, words)]

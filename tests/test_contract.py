@@ -89,6 +89,7 @@ def test_the_idea_stands_first(lesson_id):
     above, below = parts(lesson_id)
     assert [name for name in above if name in LOOP] == [name for name in LOOP if name in above]
     assert above[-1] == "main"
+    assert set(below) <= set(COURSE["order"]), "order, in scripts/course.toml, lacks a function"
     assert below == [name for name in COURSE["order"] if name in below]
     lines = lines_above(lesson_id)
     height = text.splitlines().index(RULER)

@@ -347,7 +347,7 @@ def test_a_wrong_option_gets_one_sentence(arguments, status, sentence, shell):
 
 
 def test_every_lesson_has_a_short_test_that_looks_at_its_proof():
-    assert [*works_with.SHORT] == [*LESSONS, "an exercise"]
+    assert [*works_with.SHORT] == [*LESSONS, "an exercise"], "SHORT in tests/works_with.py"
     for name, test in works_with.SHORT.items():
         file, _, function = test.partition("::")
         text = (ROOT / file).read_text()

@@ -87,7 +87,7 @@ def sections(output):
     """Return {id: its lines} of an output of check.py."""
     found, lines = {}, []
     for line in output.splitlines():
-        if re.match(r"\d+\.\d+  day", line):
+        if re.match(r"[\w-]+\.\d+  day", line):
             lines = found[line.split()[0]] = []
         lines.append(line)
     return found

@@ -430,7 +430,7 @@ def run_without_cuda(lesson_id, cwd, file=None, *more):
 
 
 def test_each_lesson_can_be_run_short():
-    assert list(SHORT) == list(LESSONS)
+    assert list(SHORT) == list(LESSONS), "SHORT in tests/test_gpu.py"
 
 
 @pytest.mark.no_cuda

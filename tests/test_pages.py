@@ -64,7 +64,7 @@ def test_a_lesson_has_a_page_with_all_its_parts(name):
 
 
 @pytest.mark.parametrize("name", OF_LESSONS)
-def test_a_page_is_no_longer_than_one_reads(name):
+def test_a_page_has_350_to_660_words(name):
     words = re.findall(r"[\w'-]+", prose(read(OF_LESSONS[name])))
     assert 350 <= len(words) <= 660  # 600 of prose, and up to 60 around a box
 

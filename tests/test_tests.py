@@ -43,7 +43,7 @@ def test_every_lesson_has_a_mutant():
             name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
             if name in ("run_mutant", "write_mutant", "assert_disproved"):
                 found |= {x.value for x in node.args[:2] if isinstance(x, ast.Constant)}
-    assert set(LESSONS) - found == set()
+    assert set(LESSONS) - found == set(), "no mutant: MUTATIONS in tests/test_lessons.py"
 
 
 # Random choices.
