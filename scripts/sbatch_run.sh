@@ -51,7 +51,7 @@ lesson=9 # if no FILE is named
 activate() {
   : # module load pytorch
   : # source /path/to/environment/bin/activate
-  : # eval "$(conda shell.bash hook)" && conda activate course
+  : # source "$(conda info --base)/etc/profile.d/conda.sh" && conda activate course
 }
 
 # ---- Nothing below needs to be edited.

@@ -509,6 +509,7 @@ def lines_of(commands):
     return text
 
 
+@pytest.mark.timeout(600)
 def test_commands_can_be_typed_on_a_cluster(slurm, course):
     usual = boxes.changed(boxes.USUAL.read_text(), "day1/6_mnist_ddp_pt.md")
     (course / "train.py").write_text(usual)
@@ -516,7 +517,8 @@ def test_commands_can_be_typed_on_a_cluster(slurm, course):
     sh = ["env", f"PATH={ENV['PATH']}", "SHELL=/bin/bash", "sh", "-c", '"$@" 2>&1', "sh"]
     for commands, shell in ((ON_LOGIN, ["bash"]), (IN_JOB, line)):
         try:
-            done = slurm.run(*sh, *shell, cwd=course, input=lines_of(commands))
+            typed = lines_of(commands)
+            done = slurm.run(*sh, *shell, cwd=course, input=typed, timeout=280)
         finally:  # or other tests wait for these nodes
             slurm.run("scancel", "--me")
             slurm.run("scontrol", "delete", "ReservationName=course")

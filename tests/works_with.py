@@ -30,7 +30,7 @@ SHORT = {
     "10": "tests/test_lesson_10.py::test_lesson_10_on_imitated_nodes_has_the_losses_of_one_node",
     "create_mnist_h5": "tests/test_lesson_11.py::test_the_file_holds_the_images",
     "11": "tests/test_lesson_11.py::"
-    "tests/test_lesson_11_learns_the_same_from_the_file_as_from_memory[options0]",
+    "test_lesson_11_learns_the_same_from_the_file_as_from_memory[options0]",
     "12": "tests/test_lesson_12.py::test_ranks_that_are_killed_change_nothing",
     "13": "tests/test_lesson_13.py::test_mnist_with_a_checkpoint_an_epoch",
     "create_ratings": "tests/test_lesson_14.py::test_any_number_of_ranks_gives_the_same_model[2]",
