@@ -138,6 +138,12 @@ def drawn(page, name, what, color):
     return [[(float(x), float(y)) for x, y in path] for path in points]
 
 
+def circles(page, name, color):
+    """Return where the circles of a color stand: [(x, y), ...]."""
+    pattern = rf'<use [^>]*x="([\d.]+)" y="([\d.]+)" style="[^"]*stroke: {color}'
+    return [(float(x), float(y)) for x, y in re.findall(pattern, figure_of(page, name))]
+
+
 def length(bar, axis):
     """Return how long a bar is along x (0) or y (1)."""
     places = [point[axis] for point in bar]
@@ -195,14 +201,18 @@ def test_every_lesson_stands_there_with_its_output(page):
     lessons = [name for name in figures_of(page) if not name.startswith("case-")]
     assert lessons == [
         "loss",
+        "accuracy",
         "rate-loss",
         "speed-up",
         "bandwidth",
         "time-shares",
         "profile-shares",
-        "nodes-loss",
         "throughput",
         "memory",
+        "restart",
+        "recommender",
+        "slow-network",
+        "sharded",
     ]
 
 
@@ -216,8 +226,11 @@ def test_loss_curves_come_from_the_event_files_of_the_run(page):
     lines = [(BLUE, [2 * x for x in seen], means), (ORANGE, seen, CURVES["6_mnist_ddp_pt"])]
     check_lines(page, "loss", lines)
     lines = [(BLUE, seen, alone), (GREEN, seen, linear), (ORANGE, seen, unscaled)]
-    for name in ("rate-loss", "nodes-loss"):
-        check_lines(page, name, lines)
+    check_lines(page, "rate-loss", lines)
+    for color in (BLUE, GREEN, ORANGE):  # lesson 10's circles lie on lesson 8's curve, as recorded
+        (line,) = drawn(page, "rate-loss", "stroke", color)
+        places = circles(page, "rate-loss", color)
+        assert sum(places, ()) == pytest.approx(sum(line, ()), abs=0.01)
     first = table_of(page, "loss")[0]
     expected = (f"{x:.4f}" for x in (means[0], sum(means) / 20, means[-1]))
     assert first == ("lesson 2: one process", *expected)
@@ -282,6 +295,51 @@ def test_streaming_is_that_of_lesson_11(page):
     ):
         bars = drawn(page, name, "fill", BLUE) + drawn(page, name, "fill", GREEN)
         check_scale([0, *(length(bar, axis) for bar in bars)], [0, *map(number, values)])
+
+
+def test_three_numbers_stand_at_the_top(page):
+    numbers = re.findall(r"<strong>(.*?)</strong> .*\(lesson (\d+)\)", page)
+    assert [lesson for _, lesson in numbers] == ["2", "6", "7"]
+    assert all(number in proof_of(recorded_output(lesson)) for number, lesson in numbers)
+    assert page.index("<strong>") < page.index("<figure") < page.index('id="machine"')
+
+
+def test_accuracies_are_those_of_the_lessons(page):
+    rows = table_of(page, "accuracy")
+    assert [name for name, _ in rows] == [f"lesson {x}" for x in (2, 4, 6, 11, 12, 13)]
+    for name, accuracy in rows:
+        output = recorded_output(name.split()[1])
+        assert accuracy == re.findall(r"^(?:=> |test accuracy: )([\d.]+)%", output, re.M)[-1]
+    bars = drawn(page, "accuracy", "fill", BLUE)
+    check_scale([max(x for x, _ in bar) for bar in bars], [float(x) for _, x in rows])
+
+
+def test_a_restart_is_that_of_lesson_12(page):
+    output = recorded_output("12")
+    found = re.findall(r"^step (\d+): snapshot .* loss ([\d.]+)$", output, re.M)
+    assert [row[1:] for row in table_of(page, "restart")] == found
+    assert [row[0] for row in table_of(page, "restart")] == ["start 1"] + ["start 2"] * 4
+    steps, losses = ([float(x) for x in column] for column in zip(*found))
+    check_lines(page, "restart", [(BLUE, steps, losses)], y_of=float)
+
+
+def test_errors_ways_and_parts_are_those_of_lessons_14_16_and_17(page):
+    output = recorded_output("14")
+    assert [x for _, x in table_of(page, "recommender")] == re.findall(r"RMSE ([\d.]+)", output)
+    bars = drawn(page, "recommender", "fill", GREY) + drawn(page, "recommender", "fill", BLUE)
+    values = [float(x) for _, x in table_of(page, "recommender")]
+    check_scale([0, *(length(bar, 0) for bar in bars)], [0, *values])
+    lines = [line.split() for line in recorded_output("16").splitlines() if line.endswith("%")]
+    rows = table_of(page, "slow-network")
+    assert [" ".join(row).split() for row in rows] == [x[:-2] for x in lines if x[0] != "=>"]
+    bars = drawn(page, "slow-network", "fill", BLUE)
+    check_scale([0, *(length(bar, 0) for bar in bars)], [0, *(float(row[3]) for row in rows)])
+    pattern = r"^(\w+), MB a rank: parameters ([\d.]+), gradients ([\d.]+), Adam's states ([\d.]+)"
+    rows = re.findall(pattern, recorded_output("17"), re.M)
+    assert table_of(page, "sharded") == sorted(rows)
+    bars = [drawn(page, "sharded", "fill", color) for color in (BLUE, ORANGE, GREEN)]
+    sizes = [float(x) for row in sorted(rows) for x in row[1:]]
+    check_scale([0, *(length(bar, 0) for pair in zip(*bars) for bar in pair)], [0, *sizes])
 
 
 def test_benchmarks_stand_there_with_their_own_date_and_numbers(page, tmp_path):

@@ -7,9 +7,9 @@ BLUE, ORANGE, GREEN, PURPLE, GREY = "#2f86c9", "#d1690e", "#2b9a66", "#9b6fc9", 
 STYLE = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "report",  # the same numbers make the same page
-    "figure.figsize": (5, 3.3),  # inches
+    "figure.figsize": (4.4, 3.1),  # inches; small, so that letters are large on a telephone
     "figure.constrained_layout.use": True,
-    "font.size": 10,
+    "font.size": 11,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
