@@ -286,9 +286,9 @@ def draw_accuracy(name, title, results):
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     caption = (
-        "The same model each time. Lesson 2 takes the most steps, each with 64 images. With several "
-        "ranks a step has more images, so there are fewer steps; and some lessons train for one "
-        f"epoch only. The axis begins at {begin:.0f}."
+        "The same model each time. Lesson 2 takes the most steps, each with 64 images. With "
+        "several ranks a step has more images, so there are fewer steps; and some lessons train "
+        f"for one epoch only. The axis begins at {begin:.0f}."
     )
     head = ("lesson", "accuracy, %")
     return figure(name, title, caption, results, drawing, head, [*accuracies.items()])
