@@ -284,7 +284,7 @@ test "$3" != 0.005 || exit 3
 echo "alone: global batch 8, learning rate $3, mean loss 0.5, test accuracy 90.00%"
 echo "linear: global batch 32, learning rate 1, mean loss nan, test accuracy 9.80%"
 echo "=> gap to the loss curve of one process: nan% linear"
-echo "$@" >arguments
+printf '%s\\n' "$@" >arguments
 """
 
 
@@ -306,7 +306,7 @@ def test_without_slurm_the_runs_go_on_one_after_the_other(tmp_path):
     assert done.returncode == 3  # that of the run that has failed, and the rest is not started
     begun = re.findall(r"^== learning rate (\S+)$", done.stdout, re.M)
     assert begun == ["0.000625", "0.00125", "0.0025", "0.005"]
-    arguments = (tmp_path / "runs" / "sweep" / "lr-0.0025" / "arguments").read_text().split()
+    arguments = (tmp_path / "runs" / "sweep" / "lr-0.0025" / "arguments").read_text().splitlines()
     assert arguments[1:] == ["--lr", "0.0025", "2", "--epochs", "3"]
     assert Path(arguments[0]).samefile(ROOT / LESSONS["8"]["file"])
     done = collect(tmp_path)
