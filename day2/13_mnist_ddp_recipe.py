@@ -1,7 +1,7 @@
 """Lesson 13: what a real job adds: precision, accumulation, decay, checkpoints, tests.
 
 Builds on: 10_mnist_ddp_pt_multinode.py
-New here:  autocast, no_sync, gradient clipping, checkpoint, evaluation on all ranks
+New here:  autocast, no_sync, clipping, check_ranks, checkpoint, evaluation on all ranks
 Run:       scripts/multinode_setup_and_run.sh day2/13_mnist_ddp_recipe.py
 Look for:  => ...: losses within ... of one process; ... of 10,000 tested ...
 Try next:  --precision bf16; --batch-size 16 --accumulate 4; 3 ranks: all still tested?
@@ -25,30 +25,30 @@ from torch.optim.lr_scheduler import ChainedScheduler, CosineAnnealingLR, Linear
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from tqdm import tqdm
 
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
 
 def train_one_epoch(model, loader, optimizer, scheduler, scaler, device, args):
     """Train, args.accumulate batches a step. Return the loss of every step, [steps]."""
     dtype = PRECISIONS[args.precision]
     model.train()
     losses = []
-    for images, labels in loader:
+    samples = 0
+    for number, (images, labels) in enumerate(loader, start=1):
         images, labels = images.to(device), labels.to(device)
         last = (len(losses) + 1) % args.accumulate == 0  # the last batch of a step
         # One message per step: the ranks average in its last backward only. DDP decides
         # in the forward pass whether to, so that must be inside no_sync as well.
         with nullcontext() if last else model.no_sync():
-            # Weights and gradients stay fp32, what is multiplied is rounded. Backward
-            # computes in the types that forward has used, so it needs no autocast.
+            # Weights and gradients stay fp32, what is multiplied is rounded.
             with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
                 loss = F.cross_entropy(model(images), labels)
             scaler.scale(loss / args.accumulate).backward()  # gradients add up
+        samples += len(labels)
+        if (len(losses) + 1) % (args.accumulate * args.check_every) == 0:
+            check_ranks(number, samples, images, model.named_parameters())
         if last:
             scaler.unscale_(optimizer)  # clip the gradients as they are, not scaled
             nn.utils.clip_grad_norm_(model.parameters(), args.clip)
-            # fp16 ends at 65,504. If a gradient is not finite, the scaler leaves the
-            # step out and lowers its scale. The learning rate must wait as well.
+            # If the scaler leaves a step out (fp16 ends at 65,504), the rate must wait.
             scale = scaler.get_scale()
             scaler.step(optimizer)
             scaler.update()
@@ -72,8 +72,7 @@ def train(train_set, test_set, rank, world_size, lr, device, args):
     sampler = DistributedSampler(train_set, world_size, rank, seed=args.seed)
     # Whole batches and whole steps only: then all images count the same.
     loader = DataLoader(train_set, args.batch_size, sampler=sampler, drop_last=True)
-    steps = len(loader) // args.accumulate
-    steps = min(steps, args.max_steps or steps)
+    steps = min(len(loader) // args.accumulate, args.max_steps or len(loader))
     # At first a large rate can diverge: begin with a tenth, then raise it to lr.
     warm_up = LinearLR(optimizer, start_factor=0.1, total_iters=args.warm_up)
     decay = CosineAnnealingLR(optimizer, T_max=args.epochs * steps)  # at the end 0
@@ -88,7 +87,8 @@ def train(train_set, test_set, rank, world_size, lr, device, args):
             ddp_model, batches, optimizer, scheduler, scaler, device, args
         )
         losses.append(mean_over_ranks(epoch_losses, world_size))
-        report_epoch(epoch, losses[-1], steps * global_batch_size, begin)
+        images_seen = steps * global_batch_size
+        report_epoch(epoch, losses[-1], images_seen, begin)
         correct, tested = evaluate_together(model, test_set, rank, world_size, device)
         if rank == 0:
             path = save_checkpoint(epoch, model, optimizer, scheduler, scaler)
@@ -131,6 +131,45 @@ def main(device, args):
 
 
 # ---- The same in every lesson that has it; explained on the page of the first one
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def check_ranks(number, samples, batch, named):
+    """Stop all ranks with one sentence if one differs. Every rank must call this.
+
+    number, samples: of the batch in the rank's loop; how many samples it has used
+    batch: the rank's own samples; no two ranks may have the same
+    named: [(name, tensor), ...], what must be the same on all ranks to the last bit
+    """
+    own = {"another batch number": number, "another number of samples": samples}
+    own["the same batch"] = fingerprint(batch)
+    own |= {f"another {name}": fingerprint(tensor) for name, tensor in named}
+    all_ranks = [None] * dist.get_world_size()
+    dist.all_gather_object(all_ranks, own)
+    for what in own:
+        values = [values[what] for values in all_ranks]
+        most = max(values, key=values.count)  # what most ranks have
+        odd = [rank for rank, value in enumerate(values) if value != most]
+        if what == "the same batch":  # only here it is wrong to be alike
+            odd = [rank for rank, value in enumerate(values) if values.count(value) > 1]
+        if odd:  # on every rank, because all have the same lists
+            stop(f"After batch {number}: {what} on ranks {odd}.")
+
+
+def stop(sentence):
+    """End this rank, after rank 0 has said why. Every rank must call this."""
+    if dist.get_rank() == 0:
+        print(sentence, file=sys.stderr)
+    dist.barrier()  # the first rank that ends may end the others
+    sys.exit(1)
+
+
+def fingerprint(tensor):
+    """Return a whole number. Other values, or another order, give another number."""
+    # Whole numbers add up exactly; a sum of floats depends on who adds, and how.
+    bits = tensor.detach().float().flatten().view(torch.int32)
+    return (bits * torch.arange(1, len(bits) + 1, device=bits.device)).sum().item()
 
 
 def choose_precision(device):
@@ -380,6 +419,7 @@ def parse_args():
     add("--data-dir", type=mnist_folder, default=str(data), help="where MNIST is")
     add("--warm-up", type=positive_int, default=12, help="steps of it (12)")
     add("--precision", choices=["auto", *PRECISIONS], default="auto")
+    add("--check-every", type=positive_int, default=100, help="steps (100)")
     args = parser.parse_args()
     if "RANK" not in os.environ:
         parser.error("start this lesson with scripts/multinode_setup_and_run.sh")

@@ -1,7 +1,7 @@
 """Lesson 16: when the network is the limit. Send less, and see what that costs.
 
 Builds on: 10_mnist_ddp_pt_multinode.py
-New here:  no_sync, communication hook (bf16, PowerSGD)
+New here:  no_sync, communication hook (bf16, PowerSGD), local SGD
 Run:       scripts/multinode_setup_and_run.sh day2/16_mnist_ddp_slow_network.py
 Look for:  => ...: ... of plain DDP's bytes, ... times its images/s, loss ...
 Try next:  a local cluster, with scripts/local_slurm.sh link 100mbit; MATRIX_RANK = 1.
@@ -26,8 +26,101 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from tqdm import tqdm
 
-WAYS = ["plain DDP", "accumulation", "bf16", "PowerSGD"]
+ACCUMULATE = {"accumulation": 4}  # batches for one step
+# Local SGD: each rank trains alone for so many steps, then parameters are averaged.
+PERIODS = {"local SGD 1": 1, "local SGD 8": 8, "local SGD 32": 32}
+WAYS = ["plain DDP", "accumulation", "bf16", "PowerSGD", *PERIODS]
 MATRIX_RANK = 8  # PowerSGD sends a matrix as two thin ones, with so many columns each
+
+
+def make_ddp(model, way):
+    """Return the model in DDP, which sends gradients in this way."""
+    if way in PERIODS:
+        return model  # not in DDP: its backward sends nothing
+    if way == "PowerSGD":
+        # One bucket for all: with several, this hook can hang on gloo.
+        ddp_model = DistributedDataParallel(model, bucket_cap_mb=100)
+        # What a step leaves out is kept for the next. The first steps send all: 2 at
+        # least, because DDP forms new buckets. PyTorch advises a tenth, in long runs.
+        state = powerSGD_hook.PowerSGDState(None, MATRIX_RANK, start_powerSGD_iter=2)
+        ddp_model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        return ddp_model
+    ddp_model = DistributedDataParallel(model)
+    # allreduce_hook does what DDP does without a hook, but here we can count its bytes.
+    hook = send_bf16 if way == "bf16" else default_hooks.allreduce_hook
+    ddp_model.register_comm_hook(None, hook)
+    return ddp_model
+
+
+def average_parameters(model):
+    """Set the parameters to their mean over all ranks. Every rank must call this."""
+    numbers = nn.utils.parameters_to_vector(model.parameters()).detach()
+    dist.all_reduce(numbers)
+    numbers /= dist.get_world_size()
+    nn.utils.vector_to_parameters(numbers, model.parameters())
+
+
+def train_one_epoch(model, loader, optimizer, way, device):
+    """Train on each batch once. Return the loss of every step, float32 [steps]."""
+    accumulate = ACCUMULATE.get(way, 1)
+    losses = []
+    for step, (images, labels) in enumerate(loader, start=1):
+        images, labels = images.to(device), labels.to(device)
+        send = step % accumulate == 0  # else the gradients stay, and the next are added
+        # Around forward too: there DDP decides whether backward will send.
+        with nullcontext() if send else model.no_sync():
+            loss = F.cross_entropy(model(images), labels)
+            (loss / accumulate).backward()  # divided, so that the sum is a mean
+        if send:
+            optimizer.step()
+            optimizer.zero_grad()
+        # Each rank keeps its own momentum. To average it too would double the bytes.
+        if way in PERIODS and step % PERIODS[way] == 0:
+            average_parameters(model)
+        losses.append(loss.detach())  # no .item() here: the CPU would wait for the GPU
+    return torch.stack(losses)
+
+
+def train(train_set, way, rank, world_size, device, args):
+    """Train a new model in one of WAYS. Return it, all losses and what it has sent."""
+    torch.manual_seed(args.seed)  # the same first weights on every rank
+    model = Net().to(device)
+    # ddp_model shares model's parameters, and has copied those of rank 0 to all ranks.
+    # Its backward averages gradients, and sends some while it still computes others.
+    ddp_model = make_ddp(model, way)
+    lr = args.lr * ACCUMULATE.get(way, 1)  # it grows with the batch, as in lesson 8
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    # All ranks make the same shuffled list. Rank r takes entries r, r + world_size, ...
+    sampler = DistributedSampler(train_set, world_size, rank, seed=args.seed)
+    loader = DataLoader(train_set, batch_size=args.batch_size, sampler=sampler)
+    batches = progress(loader, args.max_steps)
+    with measure(device) as traffic:
+        losses = train_one_epoch(ddp_model, batches, optimizer, way, device)
+    return model, mean_over_ranks(losses, world_size), traffic
+
+
+def main(device, args):
+    """Run on every rank: train in each way, then compare."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    train_set, test_set = load_mnist(args.data_dir)
+    # 4 steps reach the optimizer of "accumulation" and the matrices of PowerSGD.
+    few = TensorDataset(*train_set[: 4 * args.batch_size * world_size])
+    curves = {}
+    rows = {}
+    for way in WAYS:
+        train(few, way, rank, world_size, device, args)  # a warm-up: not looked at
+        model, losses, traffic = train(train_set, way, rank, world_size, device, args)
+        if rank == 0:
+            images = min(len(losses) * args.batch_size * world_size, len(train_set))
+            accuracy = evaluate(model, test_set, device)
+            rows[way] = report_way(way, images, losses, traffic, accuracy)
+            curves[way] = smooth(losses)
+    if rank == 0:
+        write_curves(curves, images)
+        report_best(rows)
+
+
+# ---- The same in every lesson that has it; explained on the page of the first one
 
 
 def send_bf16(state, bucket):
@@ -44,84 +137,6 @@ def send_bf16(state, bucket):
         return gradients.copy_(future.value()[0])
 
     return future.then(to_float32)  # when all of it is here
-
-
-def make_ddp(model, way):
-    """Return the model in DDP, which sends gradients in this way."""
-    if way == "PowerSGD":
-        # One bucket for all: with several, this hook can hang on gloo.
-        ddp_model = DistributedDataParallel(model, bucket_cap_mb=100)
-        # What a step leaves out is kept, as large as the gradients, and added in the
-        # next. The first steps send all: 2 is the least, because DDP forms new buckets
-        # after its first. PyTorch advises a tenth of all steps, for a long training.
-        state = powerSGD_hook.PowerSGDState(None, MATRIX_RANK, start_powerSGD_iter=2)
-        ddp_model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-        return ddp_model
-    # ddp_model shares model's parameters, and has copied those of rank 0 to all ranks.
-    # Its backward averages gradients, and sends some while it still computes others.
-    ddp_model = DistributedDataParallel(model)
-    # allreduce_hook does what DDP does without a hook, but here we can count its bytes.
-    hook = send_bf16 if way == "bf16" else default_hooks.allreduce_hook
-    ddp_model.register_comm_hook(None, hook)
-    return ddp_model
-
-
-def train_one_epoch(model, loader, optimizer, accumulate, device):
-    """Train on each batch once. Return the loss of every step, float32 [steps]."""
-    losses = []
-    for step, (images, labels) in enumerate(loader, start=1):
-        images, labels = images.to(device), labels.to(device)
-        send = step % accumulate == 0  # else the gradients stay, and the next are added
-        # Around forward too: there DDP decides whether backward will send.
-        with nullcontext() if send else model.no_sync():
-            loss = F.cross_entropy(model(images), labels)
-            (loss / accumulate).backward()  # divided, so that the sum is a mean
-        if send:
-            optimizer.step()
-            optimizer.zero_grad()
-        losses.append(loss.detach())  # no .item() here: the CPU would wait for the GPU
-    return torch.stack(losses)
-
-
-def train(train_set, way, device, args):
-    """Train a new model in one of WAYS. Return it, all losses and what it has sent."""
-    accumulate = 4 if way == "accumulation" else 1
-    torch.manual_seed(args.seed)  # the same first weights on every rank
-    model = Net().to(device)
-    ddp_model = make_ddp(model, way)
-    lr = args.lr * accumulate  # it grows with the batch, as in lesson 8
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-    # All ranks make the same shuffled list. Rank r takes entries r, r + world_size, ...
-    sampler = DistributedSampler(train_set, seed=args.seed)
-    loader = DataLoader(train_set, batch_size=args.batch_size, sampler=sampler)
-    batches = progress(loader, args.max_steps)
-    with measure(device) as traffic:
-        losses = train_one_epoch(ddp_model, batches, optimizer, accumulate, device)
-    return model, mean_over_ranks(losses, dist.get_world_size()), traffic
-
-
-def main(device, args):
-    """Run on every rank: train in each way, then compare."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    train_set, test_set = load_mnist(args.data_dir)
-    # 4 steps reach the optimizer of "accumulation" and the matrices of PowerSGD.
-    few = TensorDataset(*train_set[: 4 * args.batch_size * world_size])
-    curves = {}
-    rows = {}
-    for way in WAYS:
-        train(few, way, device, args)  # a warm-up: not looked at
-        model, losses, traffic = train(train_set, way, device, args)
-        if rank == 0:
-            images = min(len(losses) * args.batch_size * world_size, len(train_set))
-            accuracy = evaluate(model, test_set, device)
-            rows[way] = report_way(way, images, losses, traffic, accuracy)
-            curves[way] = smooth(losses)
-    if rank == 0:
-        write_curves(curves, images)
-        report_best(rows)
-
-
-# ---- The same in every lesson that has it; explained on the page of the first one
 
 
 @contextmanager
@@ -370,7 +385,7 @@ def parse_args():
     add("--batch-size", type=positive_int, default=32, help="per process (32)")
     add("--lr", type=positive_float, default=0.005, help="learning rate (0.005)")
     add("--seed", type=int, default=0, help="for weights and order (0)")
-    add("--max-steps", type=positive_int, default=80, help="in each way (80)")
+    add("--max-steps", type=positive_int, default=64, help="in each way (64)")
     data = Path(__file__).parents[1] / "data"
     add("--data-dir", type=mnist_folder, default=str(data), help="where MNIST is")
     args = parser.parse_args()

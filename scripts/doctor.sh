@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks before a session whether lessons can run here: Python and its packages, GPUs, network,
-# CPUs, shared files, data, /dev/shm, and an all_reduce of 2 seconds. It takes 10 to 20 s, and
-# never more than a minute and a half.
+# CPUs, shared files, data, /dev/shm, locked memory, and an all_reduce of 2 seconds. It takes 10 to
+# 20 s, and never more than a minute and a half.
 #
 # Usage: scripts/doctor.sh [--local N[xM]]
 #   Start it where you will start the lessons: inside the allocation, in the same folder.

@@ -15,7 +15,8 @@
 # other by name, but nothing outside. Otherwise the nodes are daemons on 127.0.0.1 that share
 # its host name. Either way each node claims 128 cores and 4 GPUs, which need not exist: Slurm
 # counts them and sets CUDA_VISIBLE_DEVICES.
-# Any account and QOS is accepted. No Slurm set-up of the machine is read or changed.
+# Any account and QOS is accepted. A job that is put back into the queue starts again after 10
+# seconds; Slurm's own default is 2 minutes. No Slurm set-up of the machine is read or changed.
 #
 # Environment:
 #   LOCAL_SLURM_DIR        where the cluster lives (/run/local-slurm, or a folder in $TMPDIR if
@@ -171,7 +172,7 @@ SlurmctldPort=$port
 SlurmUser=$(id -un)
 SlurmdUser=$(id -un)
 AuthType=auth/munge
-AuthInfo=socket=$state/munge.socket
+AuthInfo=socket=$state/munge.socket,cred_expire=10
 StateSaveLocation=$state/slurmctld
 SlurmctldPidFile=$state/slurmctld/pid
 SlurmctldLogFile=$state/slurmctld.log
@@ -311,7 +312,6 @@ link() {
     die "DELAY is a number with us, ms or s, such as 0.2ms."
   need_cluster
   [[ $mode == full ]] || die "The nodes share 127.0.0.1: link needs root and namespaces."
-  [[ $rate != *gbit ]] || burst=1m
   tbf=(tbf rate "$rate" burst "$burst" latency 50ms)
   netem=(netem delay "$delay" rate "$rate" limit 10000)
   for i in "$state"/node*.pid; do

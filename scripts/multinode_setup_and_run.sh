@@ -21,7 +21,8 @@
 #
 # Each rank gets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and LOCAL_WORLD_SIZE.
 # What you set yourself stays: MASTER_ADDR, MASTER_PORT, OMP_NUM_THREADS, GLOO_SOCKET_IFNAME,
-# NCCL_SOCKET_IFNAME, PYTHON. DIST_TIMEOUT is the seconds that a rank waits in a collective (60).
+# NCCL_SOCKET_IFNAME, PYTHON. PYTHON may be a script that starts it in a container: day2/SITES.md.
+# DIST_TIMEOUT is the seconds that a rank waits in a collective (60).
 # Exit status 69: this machine or this version of PyTorch cannot run the lesson, as it has said.
 set -euo pipefail
 if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)); then
@@ -104,6 +105,18 @@ interface_to() {
   echo "$name"
 }
 
+# Print how the others reach this node through interface $2: by name $1 if that leads there. It may
+# lead into a slower network, or to 127.0.1.1, the node itself. Then by the interface's own address.
+own_address() {
+  local addresses PATH=$PATH:/usr/sbin:/sbin
+  addresses=$(ip -4 -o address show dev "${2:--}" up 2>/dev/null | sed -n 's/.* inet \([0-9.]*\).*/\1/p')
+  if [[ -z $addresses || $addresses == 127.* ]] || getent ahostsv4 "$1" | cut -d ' ' -f 1 | grep -xF "$addresses" >/dev/null; then
+    echo "$1"
+  else
+    echo "${addresses%%$'\n'*}"
+  fi
+}
+
 # Return whether this runs in a step: the shell of salloc and a batch script have a number above.
 in_a_step() {
   [[ -n ${SLURM_PROCID:-} && ${SLURM_STEP_ID:-4294967295} -lt 4294967290 ]]
@@ -112,13 +125,15 @@ in_a_step() {
 # Be one task of a Slurm step.
 be_a_task() {
   local address interface
-  address=$(address_of "$SLURMD_NODENAME")
   MASTER_ADDR=${MASTER_ADDR:-$(address_of "$(scontrol show hostnames "$SLURM_STEP_NODELIST" | head -n 1)")}
   export MASTER_ADDR
   interface=$(interface_to "$MASTER_ADDR")
   if [[ -n $interface ]]; then # unless the user has chosen one
-    export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-$interface} NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-$interface}
+    # NCCL takes the beginning of a name, here of all cards of the fast network; gloo a whole name.
+    export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-${interface/%hsn0/hsn}}
+    export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-$interface}
   fi
+  address=$(own_address "$(address_of "$SLURMD_NODENAME")" "${GLOO_SOCKET_IFNAME:-}")
   # Slurm can warn a job before its end. Python may not be ready for that yet, a shell never is.
   trap '' USR1 USR2
   exec "$python" "$launch" task --address "$address" "${options[@]}" -- "$file" "$@"
@@ -148,8 +163,8 @@ start_step() {
       "${overlap[@]}" "${options[@]}" -- "$script" "${options[@]}" "$file" "$@"
   )
   ((${#plan[@]})) || exit 1 # it has said why
-  export MASTER_PORT=${plan[1]} RANKS_PER_NODE=${plan[2]}
-  command=("${plan[@]:3}")
+  export MASTER_ADDR=${plan[1]} MASTER_PORT=${plan[2]} RANKS_PER_NODE=${plan[3]}
+  command=("${plan[@]:4}")
   echo "${plan[0]}"
   if [[ -n $dry_run ]]; then
     print_command srun "${command[@]}"
@@ -158,22 +173,22 @@ start_step() {
   fi
 }
 
-# Run srun with nothing but the options given: it prefers what salloc or the site left behind.
+# Become srun, with nothing but the options given: it prefers what salloc or the site left behind.
 srun_alone() {
   local name remove=()
   for name in SLURM_{NTASKS,NPROCS,NTASKS_PER_{NODE,GPU,TRES},CPUS_PER_{TASK,GPU},TRES_PER_TASK,EXACT,HINT} SRUN_CPUS_PER_TASK; do
     remove+=(-u "$name")
   done
-  env "${remove[@]}" srun --export=ALL "$@"
+  exec env "${remove[@]}" srun --export=ALL "$@"
 }
 
-# Run a command that is srun, its stderr through launch.py, and return its exit status.
+# Run a command that becomes srun, its stderr through launch.py, and return its exit status.
 supervise() {
   local status=0 errors reader
   # They are for the ranks, whose last words are to be heard.
   exec {errors}> >(trap '' HUP INT TERM && exec "$python" "$launch" errors $$)
   reader=$!
-  { "$@" 2>&"$errors" {errors}>&-; } 2>/dev/null || status=$? # without what bash says of a kill
+  { ("$@" 2>&"$errors" {errors}>&-); } 2>/dev/null || status=$? # without what bash says of a kill
   exec {errors}>&-
   wait "$reader" || status=$? # srun may have another one: of a rank that it has ended
   return "$status"
@@ -187,9 +202,11 @@ print_command() {
 
 # On a node: print its number, for how many ranks it has GPUs, a free port, address and interface.
 probe() {
-  local address=${MASTER_ADDR:-}
-  address=${address:-$(address_of "$SLURMD_NODENAME")}
-  "$python" "$launch" probe "$1" "$address" "$(interface_to "$address")"
+  local address interface
+  address=${MASTER_ADDR:-$(address_of "$SLURMD_NODENAME")}
+  interface=${GLOO_SOCKET_IFNAME:-$(interface_to "$address")}
+  address=${MASTER_ADDR:-$(own_address "$address" "$interface")}
+  "$python" "$launch" probe "$1" "$address" "$interface"
 }
 
 main() {

@@ -8,7 +8,9 @@
 #   scripts/run_course.sh 4 6 8      these lessons
 #   scripts/run_course.sh --list     what there is
 #
-# Makes .venv first where the active Python lacks the packages of requirements.txt.
+# Makes .venv first where the active Python lacks the packages of requirements.txt. Without a GPU:
+#   TORCH_INDEX=https://download.pytorch.org/whl/cpu scripts/run_course.sh
+# takes torch and torchvision from there, which saves several GB.
 # What the lessons write (runs/, log/, log_ddp/) lands in the folder you stand in.
 set -euo pipefail
 

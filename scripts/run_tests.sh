@@ -12,7 +12,7 @@
 #   scripts/run_tests.sh --torch 2.6.0 --python python3.12   with this Python, too
 #
 # Makes .venv first where the active Python lacks the packages of requirements.txt and
-# tests/requirements.txt.
+# tests/requirements.txt. TORCH_INDEX acts as it does for run_course.sh.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

@@ -43,6 +43,10 @@
 #SBATCH --output=/dev/null
 
 set -euo pipefail
+if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)); then
+  echo "bash 4.4 or newer is needed, and the first one in PATH is $BASH_VERSION." >&2
+  exit 1
+fi
 
 lesson=9 # if no FILE is named
 

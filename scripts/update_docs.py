@@ -14,7 +14,8 @@ A made part stands between two lines. The first says what belongs there, the sec
     <!-- begin lessons day1 -->      the pages of a day (day1, day2, beyond), from course.toml;
                                      lessons day1 short: without their exercises
     <!-- begin timetable day1 -->    when what is done in a class, from course.toml
-    <!-- begin measured -->          the proof lines of the last recording, with date and machine
+    <!-- begin measured -->          what each lesson showed on each kind of machine, from
+                                     tests/records
     <!-- begin faults -->            what the tests of tests/faults saw when they were last recorded
     <!-- begin works -->             the versions it was tested with, from tests/works_with.json
     <!-- begin gpu -->               a row for each record of tests/on_gpu.py, in tests/records
@@ -23,8 +24,10 @@ A made part stands between two lines. The first says what belongs there, the sec
 
 Usage: scripts/update_docs.py              fill in tables and diffs
        scripts/update_docs.py --check      change nothing; exit status 1 if something is stale
-       scripts/update_docs.py --record     run every lesson first and fill in its output too
-       scripts/update_docs.py --record 8   run these lessons only, and keep the other outputs
+       scripts/update_docs.py --record     run every lesson as run_course.sh would, and write what
+                                           they printed into tests/records, into the file of this
+                                           kind of machine. The pages show that of 2 CPU cores
+       scripts/update_docs.py --record 8   run these lessons only, and keep the others
        scripts/update_docs.py --faults     run the tests of faults and fill in what they saw
        scripts/update_docs.py --works-with take what run_tests.sh --torch has recorded in
                                            runs/works_with/ into tests/works_with.json
@@ -51,7 +54,7 @@ from lib.recordings import (
     folded,
     gpu_table,
     measured,
-    outputs_of_pages,
+    outputs,
     record,
     record_faults,
     take_records,
@@ -59,14 +62,14 @@ from lib.recordings import (
 )
 
 
-def fill(text, page, outputs, seen, devices=False):
+def fill(text, page, seen, devices=False):
     """Return a page's text with its made parts filled in.
 
-    outputs, of the lessons, and seen, of the faults, are None to leave them be. devices says
-    whether the tables of devices are made again.
+    seen, of the faults, is None to leave that table be. devices says whether the tables of devices
+    are made again.
     """
     lessons = {x["id"]: x for x in read_course()}
-    pages, exercises = read_pages(), read_exercises()
+    pages, exercises, recorded = read_pages(), read_exercises(), outputs()
 
     def part(match):
         begin, kind, words, old, end = match.groups()
@@ -83,7 +86,7 @@ def fill(text, page, outputs, seen, devices=False):
         elif kind == "code":
             new = code(lessons[words[0]], words[1:])
         elif kind == "output":
-            new = folded(outputs[words[0]]) if outputs else old
+            new = folded(recorded[words[0]]) if words[0] in recorded else old
         elif kind == "diff":
             new = diff(lessons[words[0]], lessons[words[1]])
         elif kind == "exercises":
@@ -93,10 +96,10 @@ def fill(text, page, outputs, seen, devices=False):
             new = exercise_table(chosen, page)
         elif kind == "lessons":
             new = lesson_table(words[0], page, pages, [] if "short" in words else exercises)
-        elif kind == "timetable" or kind == "timetable":
+        elif kind == "timetable":
             new = timetable(words[0], page, pages, exercises)
         elif kind == "measured":
-            new = measured(outputs) if outputs else old
+            new = measured()
         elif kind == "faults":
             new = fault_table(seen) if seen else old
         elif kind == "works":
@@ -126,19 +129,20 @@ def main():
             take_records()
         except FileNotFoundError as error:
             sys.exit(str(error))
-    lessons = read_course()
-    outputs, seen, known = None, None, outputs_of_pages()
+    lessons, seen, failed = read_course(), None, {}
+    unknown = set(args.record or []) - {x["id"] for x in lessons}
+    if unknown:
+        parser.error(f"There is no lesson {', '.join(sorted(unknown))}.")
     if args.faults:
         with tempfile.TemporaryDirectory() as folder:
             seen = record_faults(Path(folder, "faults"))
     if args.record is not None:
-        with tempfile.TemporaryDirectory() as folder:
-            outputs = {
-                x["id"]: record(x, folder, known.get(x["id"], ""))
-                if x["id"] in args.record or not args.record
-                else known.get(x["id"], "")
-                for x in lessons
-            }
+        try:
+            path, failed = record([x for x in lessons if x["id"] in args.record or not args.record])
+        except ValueError as error:
+            sys.exit(str(error))
+        if path.exists():
+            print(f"record: {path.relative_to(ROOT)}")
     stale = []
     of_lessons = {x["file"] for x in read_pages()}
 
@@ -154,14 +158,16 @@ def main():
     for page in PAGES:
 
         def change(text, page=page):
-            text = fill(text, page, outputs, seen, args.devices)
+            text = fill(text, page, seen, args.devices)
             return link_terms(text, page) if page in of_lessons else text
 
         update(page, change)
     if args.check and stale:
         print(f"Stale: {', '.join(stale)}. Run: python scripts/update_docs.py")
         return 1
-    return 0
+    for name, problem in failed.items():
+        print(f"Lesson {name} failed and is not in the record: {problem}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -46,15 +46,6 @@ from lib.recordings import outputs_of_pages  # noqa: E402
 
 DECKS = ["slides/day1.md", "slides/day2.md", "slides/beyond.md"]
 LINES, COLUMNS = 16, 84  # what fits on a slide in letters of 24 pixels
-# What the strip says of each part: a lesson's id, or the name of a page.
-TOPICS = {
-    "0": "all_reduce", "1": "bandwidth", "2": "one process", "3": "identical", "4": "by hand",
-    "5": "profiler", "6": "DDP", "test-profile": "overlap", "7": "timing", "8": "learning rate",
-    "NODES": "from zero", "9": "all_reduce", "10": "many nodes", "create_mnist_h5": "HDF5",
-    "11": "streaming", "LAYOUT": "formats", "HANGS": "hangs", "12": "restart", "13": "recipe",
-    "create_ratings": "shards", "14": "sparse", "15": "Accelerate", "16": "slow network",
-    "17": "FSDP",
-}  # fmt: skip
 
 
 def recorded():
@@ -122,12 +113,14 @@ def answer(markdown, words):
 
 def here(name):
     """Return the strip with the parts of a deck as marp's footer; the one of this name is bold."""
-    pages = {x.get("id") or Path(x["file"]).stem: deck_of(x) for x in read_pages()}
-    if name not in TOPICS:
-        raise ValueError(f"There is no word for {name} in TOPICS of slides/excerpts.py")
-    names = [x for x in pages if pages[x] == pages[name] and x in TOPICS]
-    words = [f"{x} {TOPICS[x]}" if x.isdigit() else TOPICS[x] for x in names]
-    words = [f"**{w}**" if x == name else w for x, w in zip(names, words)]
+    pages = {x.get("id") or Path(x["file"]).stem: x for x in read_pages()}
+    if "topic" not in pages.get(name, {}):
+        raise ValueError(f"There is no topic for {name} in scripts/course.toml")
+    words = []
+    for other, page in pages.items():
+        if "topic" in page and deck_of(page) == deck_of(pages[name]):
+            word = f"{other} {page['topic']}" if other.isdigit() else page["topic"]
+            words.append(f"**{word}**" if other == name else word)
     return f'<!-- _footer: "{" · ".join(words)}" -->\n'
 
 

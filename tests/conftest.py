@@ -33,6 +33,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(items):
+    """Begin with the file whose tests wait longest: otherwise all wait for the last of them."""
+    items.sort(key=lambda item: item.path.name != "test_batch.py")
+
+
 @pytest.fixture(scope="session")
 def slurm():
     """A Slurm cluster of two nodes; .run(command) runs a command on its login side."""

@@ -17,7 +17,7 @@ Groups:  one        each lesson with one rank; Day 2 through scripts/multinode_s
 Each item says what is expected, what was seen, and whether that is the same or DIFFERENT. It has a
 time limit, and no process of it goes on. After each item the record is written: a file in
 tests/records/ that names neither the machine nor its folders. scripts/update_docs.py makes the
-table in the README of these files.
+tables in tests/MEASURED.md of these files and of those that its --record writes.
 
 The exit status is 0 if all is as expected, 1 if something differed, 2 without a GPU or for a wrong
 argument, 130 after Ctrl-C.
@@ -25,12 +25,10 @@ argument, 130 after Ctrl-C.
 
 import argparse
 import importlib
-import json
 import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -44,11 +42,14 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 processes = importlib.import_module("lib.processes")
 course = importlib.import_module("lib.course")
+of_machine = importlib.import_module("lib.machine")
+recordings = importlib.import_module("lib.recordings")
+clean, write = recordings.clean, recordings.write_record
 
 LESSONS = {x["id"]: x for x in course.read_course()}
 ONE_PROCESS = ("2", "create_mnist_h5", "create_ratings")
 NEEDS = {"11": "one:create_mnist_h5", "14": "one:create_ratings"}
-KEEP = ("1", "5", "7", "9", "14", "16", "17", "test-profile")  # they print what a GPU decides
+KEEP = ("1", "5", "7", "9", "14", "16", "17", "18", "test-profile")  # a GPU decides
 SHARE = 4  # ranks on one GPU
 WITHIN = 30  # seconds from a fault to the end of the job
 IMAGES, GLOBAL_BATCH = 60_000, 3000  # 20 steps an epoch: then a point of lesson 10 is one step
@@ -293,39 +294,12 @@ def choose(items, wanted):
 # The machine
 
 
-def environment():
-    """Return what torch sees here, as a dict. Raises ImportError without torch."""
-    import torch
-    import torch.distributed as dist
-
-    kind = getattr(torch.accelerator.current_accelerator(), "type", "cpu")
-    count = torch.accelerator.device_count()
-    if kind == "mps" or (kind == "xpu" and not dist.is_xccl_available()):
-        count = 0  # these have no collectives, and the lessons take the CPU
-    machine = {"torch": torch.__version__, "count": count}
-    if count:
-        machine |= {"kind": kind, "backend": dist.get_default_backend_for_device(kind)}
-        machine["name"] = torch.get_device_module(kind).get_device_name(0)
-        machine["mask"] = "ZE_AFFINITY_MASK" if kind == "xpu" else "CUDA_VISIBLE_DEVICES"
-        if torch.version.hip:
-            machine["mask"] = "HIP_VISIBLE_DEVICES"
-    if count and hasattr(torch._C, "_nccl_version"):
-        machine["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return machine
-
-
 def look():
-    """Return environment(), asked of a child: this process takes no memory of a GPU.
+    """Return what torch sees here, as a dict.
 
-    Raises ValueError with a sentence for the user if there is no GPU.
+    Raises ValueError with a sentence for the user if there is no GPU, or if torch cannot be asked.
     """
-    code = "import json, on_gpu; print(json.dumps(on_gpu.environment()))"
-    command = [sys.executable, "-c", code]
-    job = processes.run(command, 300, cwd=ROOT / "tests", stderr=subprocess.PIPE)
-    if job.trouble:
-        reason = (job.errors.strip().splitlines() or [job.trouble])[-1]
-        raise ValueError(f"This Python cannot ask torch which GPUs there are: {reason}")
-    machine = json.loads(job.output.splitlines()[-1])
+    machine = of_machine.look()
     if not machine["count"]:
         raise ValueError(
             f"There is nothing to try: torch {machine['torch']} sees no GPU that it can use here."
@@ -348,14 +322,6 @@ def ask():
 
 
 # Running
-
-
-def clean(text, folder):
-    """Return a text without the names of this machine and of its folders."""
-    for path, instead in ((folder, "."), (sys.executable, "python"), (ROOT, "course")):
-        text = text.replace(str(path), instead)
-    text = re.sub(r"(?<![\w./:~-])/([\w.+-]+/)+", "", text)  # of every other path only the file
-    return re.sub(rf"\b{re.escape(socket.gethostname())}\b", "this-machine", text)
 
 
 def start(item, folder):
@@ -417,19 +383,11 @@ def run(item):
         "command": item.shown(),
         "verdict": verdict,
         "seconds": round(job.seconds, 1),
+        "showed": next((x for x in reversed(output) if x.startswith("=>")), ""),
         "checks": rows,
         "warnings": [line for line in output if "Warning" in line],
         "output": kept,
     }
-
-
-def write(path, record):
-    """Write the record, or end with a sentence."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record, indent=1) + "\n")
-    except OSError as error:
-        sys.exit(f"The record cannot be written: {error.filename}: {error.strerror}")
 
 
 def main():
@@ -453,6 +411,7 @@ def main():
     path = args.output or ROOT / "tests" / "records" / time.strftime("%Y-%m-%d_%H-%M-%S.json")
     record = {"recorded": time.strftime("%Y-%m-%d"), "planned": len(items), "machine": machine}
     record["command"] = shlex.join(["python", "tests/on_gpu.py", *sys.argv[1:]])
+    record["on"] = of_machine.described(f"{machine['count']} x {machine['name']}")
     write(path, record)  # now, because it may not be possible
     record |= {"said": ask(), "items": []}
     for number, item in enumerate(items, 1):

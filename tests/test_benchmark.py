@@ -11,11 +11,12 @@ import subprocess
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 from benchmark import cases, commands, gpu, results
-from helpers import ROOT, load, load_lesson
+from helpers import ROOT, load, load_lesson, once
 from lib import processes
 from lib.figures import shown
 from markupsafe import escape
@@ -38,19 +39,24 @@ def run_benchmark(*arguments, cwd):
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     """All cases, measured: .results is {name: JSON}, .output what was printed."""
-    folder = tmp_path_factory.mktemp("tiny")
-    with ThreadPoolExecutor(2) as pool:
-        runs = [
-            pool.submit(run_benchmark, "--tiny", "--only", *half, cwd=folder) for half in HALVES
-        ]
-    output = ""
-    for done in (run.result() for run in runs):
-        assert done.trouble == "", f"{done.trouble}\n{done.output}{done.errors}"
-        output += done.output
-    files = (folder / "runs" / "benchmark").glob("*.json")
+
+    def measure():
+        folder = tmp_path_factory.mktemp("tiny")
+        with ThreadPoolExecutor(2) as pool:
+            runs = [
+                pool.submit(run_benchmark, "--tiny", "--only", *half, cwd=folder) for half in HALVES
+            ]
+        output = ""
+        for done in (run.result() for run in runs):
+            assert done.trouble == "", f"{done.trouble}\n{done.output}{done.errors}"
+            output += done.output
+        return str(folder), output
+
+    folder, output = once(tmp_path_factory, "tiny", measure)
+    files = (Path(folder) / "runs" / "benchmark").glob("*.json")
     results = {path.stem: json.loads(path.read_text()) for path in files}
     assert results
-    return types.SimpleNamespace(folder=folder, output=output, results=results)
+    return types.SimpleNamespace(folder=Path(folder), output=output, results=results)
 
 
 def test_every_case_is_measured(tiny):

@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import re
+import resource
 import shutil
 import socket
 import subprocess
@@ -17,9 +18,10 @@ from unittest import mock
 import doctor
 import pytest
 from clusters import bring_up
-from helpers import ROOT, copy_tree, processes_of, wait_for
+from helpers import ROOT, copy_tree, load, processes_of, wait_for
 from lib import doctor_checks as checks
 from lib import doctor_facts as facts
+from lib.gpus import MASKS
 
 DOCTOR = ROOT / "scripts" / "doctor.sh"
 LOCAL_SLURM = ROOT / "scripts" / "local_slurm.sh"
@@ -66,8 +68,10 @@ def is_well(status, output, ranks):
     )
 
 
-@pytest.mark.parametrize(("local_rank", "gpu"), [(0, 0), (3, 1)])
-def test_a_gpu_makes_its_context_before_the_time_for_the_all_reduce(monkeypatch, local_rank, gpu):
+@pytest.mark.parametrize(("local_rank", "gpu", "built"), [(0, 0, "13.2"), (3, 1, None)])
+def test_a_gpu_makes_its_context_before_the_time_for_the_all_reduce(
+    monkeypatch, local_rank, gpu, built
+):
     """There are no GPUs here: PyTorch is made to say that there are two."""
     import torch
 
@@ -79,11 +83,16 @@ def test_a_gpu_makes_its_context_before_the_time_for_the_all_reduce(monkeypatch,
     monkeypatch.setattr(facts, "PACKAGES", [])
     monkeypatch.setattr(facts, "LOCAL_RANK", local_rank)
     monkeypatch.setattr(facts, "find_gpus", lambda: ["0", "1"])
-    monkeypatch.setattr(facts, "tell", lambda **told: happened.append(*told.items()))
+    monkeypatch.setattr(facts, "choose_device", lambda: (None, "nccl"))
+    monkeypatch.setattr(facts, "tell", lambda **told: happened.extend(told.items()))
+    monkeypatch.setattr(torch.version, "cuda", built)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.version, "xpu", None, raising=False)
     monkeypatch.setattr(facts.signal, "alarm", lambda seconds: None)
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     facts.be_the_child()
-    assert happened == [f"cuda:{gpu}", ("gpus", ["0", "1"])]
+    told = [("gpus", ["0", "1"]), ("backend", "nccl"), ("built", bool(built))]
+    assert happened == [f"cuda:{gpu}", *told]
 
 
 # Imitated nodes.
@@ -120,7 +129,7 @@ def test_a_torchvision_that_one_rank_cannot_import_is_named_with_all_else_that_i
     assert "on imitated node 1. Use one environment" in found["torchvision"]
     assert found["interface"].startswith("nosuch0 has no address on imitated node 0")
     assert "git checkout data/MNIST" in found["data"]
-    assert output.endswith("=> not ready: 3 of 12 checks failed\n")
+    assert output.endswith("=> not ready: 3 of 13 checks failed\n")
     assert "all_reduce: " not in output
 
 
@@ -181,8 +190,10 @@ def facts_of(rank, **changes):
         "node": f"node{rank + 1}",
         "host": f"node{rank + 1}",
         "gpus": [f"GPU-{rank}-{i}" for i in range(4)],
-        "gpu_files": True,
-        "visible": "0,1,2,3",
+        "backend": "nccl",
+        "built": True,
+        "has_gpus": True,
+        "hidden": False,
         "interface": "eth0",
         "addresses": [f"10.0.0.{rank}"],
         "interfaces": ["lo", "eth0"],
@@ -191,6 +202,8 @@ def facts_of(rank, **changes):
         "cpus_asked": 8,
         "threads": 8,
         "shm": 2**30,
+        "infiniband": True,
+        "lockable": resource.RLIM_INFINITY,
         "damaged": [],
         "h5": True,
         "folder": "/home/me",
@@ -216,6 +229,11 @@ OLD = {**facts_of(1)["versions"], "Python": "3.10.1", "torch": "2.5.1", "tqdm": 
         ("torch", {"versions": OLD}, "2.5.1 on node2. Version 2.6 or newer is needed"),
         ("other packages", {"versions": OLD}, "tqdm 1.0 on node1; 0.9 on node2. Use one"),
         ("GPUs", {"gpus": []}, "torch sees none on node2, which has some. Ask for them"),
+        (
+            "GPUs",
+            {"gpus": [], "built": False},
+            "torch 2.15.0 on node2 is for CPUs only, and there are GPUs. Install torch and",
+        ),
         ("GPUs", {"gpus": ["a", "b"]}, "4 on node1; 2 on node2. Ask for as many"),
         (
             "GPUs",
@@ -229,11 +247,73 @@ OLD = {**facts_of(1)["versions"], "Python": "3.10.1", "torch": "2.5.1", "tqdm": 
         ("shared files", {"token": None}, "is not seen on node2. Go to a folder on"),
         ("data", {"damaged": ["x-ubyte"]}, "x-ubyte missing or damaged on node2. Restore it"),
         ("/dev/shm", {"shm": 2**20}, "1 MB free on node2, 32 are wanted"),
+        (
+            "locked memory",
+            {"lockable": 2**23},
+            "only 8 MB on node2, too little for InfiniBand. Ask",
+        ),
     ],
 )
 def test_a_check_names_the_node_and_what_to_do(name, changes, words):
     _, problem = checks.CHECKS[name]([facts_of(0), facts_of(1, **changes)])
     assert words in problem
+
+
+def test_gloo_is_named_where_each_rank_has_a_gpu_of_its_own():
+    """Slurm shows each task one GPU, and does not say how many the node has."""
+    ranks = [facts_of(rank, node="node1", gpus=[f"GPU-{rank}"]) for rank in (0, 1)]
+    assert checks.check_gpus(ranks) == ("2 on each node, a different one for each rank", "")
+    for rank in ranks:
+        rank["backend"] = "gloo"
+    problem = checks.check_gpus(ranks)[1]
+    assert problem.startswith(
+        "each of ranks 0, 1 on node1 has its own, but they would talk through"
+    )
+    assert problem.endswith(" how many GPUs there are. export SLURM_GPUS_ON_NODE=2")
+    # Each sees all: so it is this torch that has no backend for them, as Intel's before 2.8.
+    for rank in ranks:
+        rank |= {"gpus": ["a", "b"], "local_rank": rank["rank"]}
+    assert "this torch has nothing else for them" in checks.check_gpus(ranks)[1]
+
+
+def test_gpus_that_a_variable_hides_are_no_fault():
+    ranks = [facts_of(rank, gpus=[], backend="", hidden=True) for rank in (0, 1)]
+    assert checks.check_gpus(ranks) == ("none, the ranks use the CPU", "")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"infiniband": False}, {"gpus": []}, {"host": "node1"}, {"lockable": 2**40}]
+)
+def test_locked_memory_matters_for_gpus_and_infiniband_between_nodes(changes):
+    low = {"lockable": 2**16, **changes}
+    fine, problem = checks.check_lockable([facts_of(0), facts_of(1, **low)])
+    assert (bool(fine), problem) == (True, "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "hidden", "ids"),
+    [
+        ("cuda", {}, ["5ad10000", "5ad10001"]),
+        ("hip", {"HIP_VISIBLE_DEVICES": "1"}, ["5ad10001"]),
+        ("xpu", {"ZE_AFFINITY_MASK": "1,0"}, ["5ad10001", "5ad10000"]),
+        ("none", {}, []),
+    ],
+)
+def test_the_gpus_of_each_maker_are_seen(kind, hidden, ids, monkeypatch):
+    """tests/standin answers for the GPUs."""
+    for name in MASKS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"STANDIN_KIND": kind, "STANDIN_GPUS": "2", **hidden}.items():
+        monkeypatch.setenv(name, value)
+    torch = types.ModuleType("torch")
+    torch.device = lambda name: types.SimpleNamespace(type=name)
+    for name in ("accelerator", "cuda", "xpu", "version"):
+        setattr(torch, name, types.ModuleType(name))
+    torch.version.cuda = torch.version.hip = None
+    torch.get_device_module = lambda kind: getattr(torch, kind)
+    load(ROOT / "tests" / "standin" / "sitecustomize.py").stand_in(torch)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert [gpu[:8] for gpu in facts.find_gpus()] == ids
 
 
 def test_a_folder_without_write_permission_is_named():
@@ -347,7 +427,7 @@ def test_a_name_that_a_node_cannot_resolve_is_found(cluster, tmp_path):
     found = failures(output)
     assert set(found) == {"meeting point"}, output
     assert found["meeting point"].startswith("rank 1 (node2) did not come in 15 s. ")
-    assert output.endswith("=> not ready: 1 of 12 checks failed\n")
+    assert output.endswith("=> not ready: 1 of 13 checks failed\n")
 
 
 def test_a_blocked_port_is_found(cluster, tmp_path):

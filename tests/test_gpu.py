@@ -299,11 +299,12 @@ KERNELS = {
 
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 def test_a_kernel_that_sends_is_communication(kernel, tmp_path):
+    backend = "xccl" if "oneccl" in kernel else "nccl"  # RCCL answers to NCCL's name
     events = [
         *ON_GPU,
         span("c10d::allreduce_", "cpu_op", 18, 20),
-        span("nccl:all_reduce", "user_annotation", 18, 20),
-        span("nccl:all_reduce", "gpu_user_annotation", 50, 80),
+        span(f"{backend}:all_reduce", "user_annotation", 18, 20),
+        span(f"{backend}:all_reduce", "gpu_user_annotation", 50, 80),
         span(kernel, "kernel", 50, 80),
     ]
     expected = {"data": 10, "compute": 40, "communication": 30, "overlap": 10, "idle": 31}
@@ -414,6 +415,7 @@ SHORT = {
     "15": (2, ["--epochs", "2"]),
     "16": (2, ["--max-steps", "6"]),
     "17": (2, ["--max-steps", "5"]),
+    "18": (2, ["--steps", "5", "--batch-size", "8"]),
 }
 
 

@@ -184,6 +184,35 @@ def test_ranks_ignore_the_warning_of_slurm_where_the_shell_did(start):
     assert "ignored True\n" in job.output
 
 
+# What Slurm tells a task that is alone.
+TASK = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"}
+TASK |= {"SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+TASK |= {"SLURM_NODEID": "0", "SLURM_CPUS_ON_NODE": "1", "SLURMD_NODENAME": "node1"}
+TASK |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("handler", "status", "said"),
+    [
+        ("lambda *_: sys.exit(print('saved'))", 0, "saved\n"),
+        ("lambda *_: sys.exit(3)", 3, ""),
+        ("signal.SIG_DFL", 128 + signal.SIGTERM, ""),
+    ],
+)
+def test_sigterm_for_a_task_reaches_its_rank_and_nobody_has_failed(handler, status, said, tmp_path):
+    """With control groups Slurm signals only what it has started, which is launch.py."""
+    text = f"signal.signal(signal.SIGTERM, {handler})\nprint('ready')\ntime.sleep(60)\n"
+    (tmp_path / "rank.py").write_text(BEGIN + text)
+    command = [sys.executable, ROOT / "scripts" / "lib" / "launch.py", "task", "--address", "here"]
+    command += ["--", tmp_path / "rank.py"]
+    options = {"cwd": tmp_path, "env": os.environ | TASK, "stderr": subprocess.PIPE}
+    with processes.Job(command, 60, **options) as job:
+        assert wait_for(lambda: "ready" in job.output, 30)
+        job.process.terminate()
+        wait_without_trouble(job)
+    assert (job.status, job.output, job.errors) == (status, f"ready\n{said}", "")
+
+
 @pytest.mark.parametrize(
     ("options", "torchrun", "restarts"),
     [
@@ -278,6 +307,21 @@ def test_a_lost_node_is_named(line, capfd):
 def test_what_cannot_run_has_not_failed(line, capfd):
     assert judge(line).conclude() == 69
     assert "fail" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [  # of rank 0, and of the others
+        "torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. 1/2 ",
+        "DistNetworkError: The client socket has timed out after 60000ms while trying to connect",
+    ],
+)
+def test_ranks_that_did_not_meet_are_told_how_to_wait_longer(line, capfd):
+    first = "launcher: 1700000002.500000 rank 0 on node1 ended with exit status 1"
+    assert judge(line, first).conclude() == 0
+    *_, last = capfd.readouterr().err.splitlines()
+    assert last.startswith("The ranks did not meet in time. If a node was slow to read Python's ")
+    assert "export DIST_TIMEOUT=300" in last
 
 
 def test_where_all_is_well_nothing_is_said(capfd):
@@ -418,6 +462,32 @@ def test_srun_is_told_where_each_rank_goes(cpus_on, wanted, ranks, cpus, options
     assert found == cpus
     assert set(options.split()) <= set(words)
     assert ("--overcommit" in words) == ("--overcommit" in options)
+
+
+@pytest.mark.parametrize(
+    ("given", "probe", "said"),
+    [
+        ({}, "0 2 20001 10.0.0.1 ib0", "10.0.0.1:20001, interface ib0"),
+        ({}, "0 2 20001 node1 ", "node1:20001, interface -"),  # none was found
+        (
+            {"MASTER_ADDR": "n1i", "MASTER_PORT": "1", "GLOO_SOCKET_IFNAME": "ib1"},
+            "0 2 20001 10.0.0.1 ib0",
+            "n1i:1, interface ib1",
+        ),
+    ],
+)
+def test_the_plan_is_made_of_what_the_first_node_answers(given, probe, said, monkeypatch, capsys):
+    for name in ("MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME", "SLURM_NTASKS_PER_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"SLURM_JOB_CPUS_PER_NODE": "8(x2)", **given}.items():
+        monkeypatch.setenv(name, value)
+    words = ["plan", "--nodes", "node1 node2", "--probes", probe]
+    launch.print_plan(launch.parse_args([*words, "--", "launcher", "a b"]))
+    text, address, port, each, *command, end = capsys.readouterr().out.split("\0")
+    assert f"meeting point: {said}\neach rank: 4 CPUs, " in text
+    assert f"{address}:{port}, " in said
+    assert each == "2"
+    assert (command[-2:], end) == (["launcher", "a b"], "")
 
 
 def test_with_torchrun_a_node_has_one_task_and_all_cpus_of_its_ranks():

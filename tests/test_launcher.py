@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 import threading
-import time
 from itertools import groupby
 from pathlib import Path
 
@@ -154,6 +153,7 @@ SHOW = """import json, os, socket
 names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR SLURM_GPUS_ON_NODE".split()
 names += "SLURM_CPUS_PER_TASK SRUN_CPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_CPUS_PER_GPU".split()
 names += "SLURM_NTASKS_PER_GPU SLURM_EXACT SLURM_HINT SLURM_DISTRIBUTION".split()
+names += "GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME".split()
 found = {name: os.environ.get(name) for name in names} | {"HOST": socket.gethostname()}
 os.write(1, (json.dumps(found) + "\\n").encode())
 """
@@ -311,6 +311,126 @@ def test_where_no_interface_is_found_all_else_is_right(slurm, show, tmp_path):
     assert check_ranks(done.stdout, 4)[1] == [2, 2]
 
 
+@pytest.fixture
+def inside(slurm):
+    """A function that runs a command with the network and the files of a node, or of login."""
+
+    def run(name, *command):
+        pid = (Path(slurm.folder) / f"{name}.pid").read_text().strip()
+        namespaces = ["--net", "--mount", f"--pid=/proc/{pid}/ns/pid_for_children"]
+        enter = ["nsenter", "--target", pid, *namespaces]
+        subprocess.run([*enter, *map(str, command)], check=True, timeout=10)
+
+    return run
+
+
+@pytest.fixture
+def fast_network(slurm, inside):
+    """Each node has a second card, hsn0, which its name does not lead to: node 1 is 10.78.0.1."""
+    made, login = [], Path(slurm.folder) / "login.net"
+    inside("login", "ip", "link", "add", "fast", "type", "bridge")
+    try:
+        inside("login", "ip", "link", "set", "fast", "up")
+        for number in (1, 2):
+            pair = ["type", "veth", "peer", "name", f"hsn{number}", "netns", login]
+            inside(f"node{number}", "ip", "link", "add", "hsn0", *pair)
+            made.append(f"node{number}")
+            inside("login", "ip", "link", "set", f"hsn{number}", "master", "fast", "up")
+            inside(made[-1], "ip", "address", "add", f"10.78.0.{number}/24", "dev", "hsn0")
+            inside(made[-1], "ip", "link", "set", "hsn0", "up")
+        yield
+    finally:
+        for node in made:
+            inside(node, "ip", "link", "delete", "hsn0")
+        inside("login", "ip", "link", "delete", "fast")
+
+
+@pytest.mark.usefixtures("fast_network")
+def test_the_ranks_meet_in_the_fast_network_though_names_lead_elsewhere(slurm, show, tmp_path):
+    """A rank of srun is told so; of torchrun, it has met the others there."""
+    both = '"$0" show.py && "$0" --torchrun show.py'
+    allocation = ("salloc", "-N", 2, "--ntasks-per-node", 1, "sh", "-c", both)
+    done = slurm.run(*allocation, LAUNCHER, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    point = r"^meeting point: 10\.78\.0\.1:\d+, interface hsn0$"
+    assert len(re.findall(point, done.stdout, re.M)) == 2
+    ranks = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(ranks) == 4
+    for rank in ranks:
+        assert (rank["GLOO_SOCKET_IFNAME"], rank["NCCL_SOCKET_IFNAME"]) == ("hsn0", "hsn")
+        assert rank["MASTER_ADDR"] in ("10.78.0.1", "10.78.0.2")  # any node's, with torchrun
+    assert {rank["MASTER_ADDR"] for rank in ranks[:2]} == {"10.78.0.1"}
+
+
+def test_a_node_that_takes_its_name_for_itself_is_met_at_its_address(slurm, inside, show, tmp_path):
+    """As Debian writes it into /etc/hosts."""
+    hosts = tmp_path / "hosts"
+    lines = (Path(slurm.folder) / "hosts").read_text()
+    hosts.write_text(re.sub(r"^\S+ node1$", "127.0.1.1 node1", lines, flags=re.M))
+    inside("node1", "mount", "--bind", hosts, "/etc/hosts")
+    try:
+        done = slurm.run("salloc", "-N", 2, LAUNCHER, show, cwd=tmp_path)
+    finally:
+        inside("node1", "umount", "/etc/hosts")
+    assert done.returncode == 0, done.stderr
+    ranks, _ = check_ranks(done.stdout, 2)
+    assert {rank["MASTER_ADDR"] for rank in ranks} == {"10.77.0.1"}
+
+
+# What the page day2/SITES.md shows, and in the place of Apptainer what starts no container.
+APPTAINER = """#!/bin/sh
+test "$1 $2 $3 $4 $5 $6" = "exec --nv --bind COURSE IMAGE python3" || {
+  echo "not understood: $*" >&2
+  exit 1
+}
+shift 6
+IN_CONTAINER=yes exec PYTHON "$@"
+"""
+ARGUMENTS = """import json, os, sys
+os.write(1, (json.dumps([os.environ.get("IN_CONTAINER"), *sys.argv[1:]]) + "\\n").encode())
+"""
+
+
+@pytest.fixture
+def container(tmp_path):
+    """The settings PYTHON and PATH of a container, in a folder whose name has a space."""
+    page = (ROOT / "day2" / "SITES.md").read_text()
+    (text,) = re.findall(r"^```sh\n(#!/bin/sh\nexec apptainer .*?)^```$", page, re.M | re.S)
+    words = {"<folder of the course>": "COURSE", "<image>.sif": "IMAGE"}
+    folder = tmp_path / "in a container"
+    folder.mkdir()
+    for word, instead in words.items():
+        text = text.replace(word, instead)
+    (folder / "python.sh").write_text(text)
+    (folder / "apptainer").write_text(APPTAINER.replace("PYTHON", sys.executable))
+    for file in folder.iterdir():
+        file.chmod(0o755)
+    (tmp_path / "arguments.py").write_text(ARGUMENTS)
+    return {"PYTHON": f"{folder}/python.sh", "PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+SAID = ["yes", "a b", "", "--", "-x", "$HOME"]
+
+
+def test_python_may_be_a_script_that_starts_a_container(container, tmp_path):
+    words = ("--local", "2", "arguments.py", *SAID[1:])
+    status, output = launch(*words, cwd=tmp_path, env=container)
+    assert status == 0, output
+    assert f"threads of {container['PYTHON']}, on " in output
+    said = [json.loads(line) for line in output.splitlines() if line.startswith("[")]
+    assert said == [SAID] * 2
+
+
+def test_python_may_be_such_a_script_on_the_nodes_of_a_cluster(container, slurm, tmp_path):
+    settings = [f"{name}={value}" for name, value in container.items()]
+    command = ("salloc", "-N", 2, "env", *settings, LAUNCHER, "arguments.py", *SAID[1:])
+    done = slurm.run(*command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f", {container['PYTHON']}, started by " in done.stdout
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    assert said == [SAID] * 2
+
+
 def test_gpus_are_counted_where_slurm_only_lists_them(slurm, show, tmp_path):
     step = ("srun", "-N", 1, "--ntasks-per-node", 2, "--gpus-per-node", 3)
     done = slurm.run(*step, "env", "-u", "SLURM_GPUS_ON_NODE", LAUNCHER, show, cwd=tmp_path)
@@ -389,13 +509,13 @@ def test_threads_of_a_core_and_a_shell_on_the_first_node(show, tmp_path, monkeyp
 # An older bash.
 
 
-@pytest.mark.parametrize("name", ["multinode_setup_and_run", "doctor", "local_slurm"])
+@pytest.mark.parametrize("name", ["multinode_setup_and_run", "doctor", "local_slurm", "sbatch_run"])
 def test_a_bash_that_is_too_old_gets_a_sentence(name):
     """Only the check can be run, with another version: one does not install an old bash."""
     before, _, after = (
         (ROOT / "scripts" / f"{name}.sh").read_text().partition("set -euo pipefail\n")
     )
-    assert all(line.startswith("#") for line in before.splitlines())
+    assert all(line[:1] in ("", "#") for line in before.splitlines())
     check = after[: after.index("\nfi\n") + 4].replace("BASH_VERSINFO", "version")
     for version, status in (("3 2", 1), ("4 3", 1), ("4 4", 0), ("5 2", 0)):
         done = subprocess.run(
@@ -403,6 +523,21 @@ def test_a_bash_that_is_too_old_gets_a_sentence(name):
         )
         assert done.returncode == status
         assert done.stderr.startswith("bash 4.4 or newer is needed, ") == bool(status)
+
+
+# What bash has learned since 4.4.
+NEW_IN_BASH = r"EPOCH(REALTIME|SECONDS)|SRANDOM|BASH_ARGV0|GLOBSORT|\bwait -\w*[fp]|\bread -\w*E"
+NEW_IN_BASH += (
+    r"|\$\{ |\$\{[^}]*@[UuLKk]\}|\b(patsub_replacement|varredir_close|localvar_inherit)\b"
+)
+
+
+def test_no_script_needs_a_bash_newer_than_4_4():
+    scripts = [*(ROOT / "scripts").glob("**/*.sh"), *(ROOT / "tests").glob("*.sh")]
+    assert len(scripts) > 7
+    for script in scripts:
+        found = re.search(NEW_IN_BASH, script.read_text())
+        assert not found, f"{script.name}: {found[0]}"
 
 
 def test_a_job_that_slurm_starts_again_keeps_what_it_has_said(slurm, tmp_path):
@@ -419,16 +554,7 @@ def test_a_job_that_slurm_starts_again_keeps_what_it_has_said(slurm, tmp_path):
     log = tmp_path / "logs" / f"slurm-{job}.out"
     assert wait_for(lambda: log.exists() and "starts: 1" in log.read_text(), 60)
     assert slurm.run("scontrol", "requeue", job, cwd=tmp_path).returncode == 0
-
-    # Slurm itself would wait for two minutes: while the first start is still ending on its node,
-    # a second one fails.
-    time.sleep(15)
-
-    def again():
-        slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now", cwd=tmp_path)
-        return wait_for(lambda: "starts: 2" in log.read_text(), 5)
-
-    assert wait_for(again, 150), log.read_text()
+    assert wait_for(lambda: "starts: 2" in log.read_text(), 150), log.read_text()
     assert log.read_text().index("starts: 1") < log.read_text().index("starts: 2")
     (monitor,) = tmp_path.glob(f"logs/cpu-{job}.*.out")
     assert wait_for(lambda: monitor.read_text().count(" us sy id ") == 2, 10)

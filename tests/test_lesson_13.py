@@ -1,5 +1,6 @@
 """Lesson 13: the same training however the batch is made up, and every test image counted once."""
 
+import contextlib
 import re
 
 import pytest
@@ -101,7 +102,7 @@ def test_two_nodes_of_a_real_slurm_learn_what_one_process_does(one, slurm, tmp_p
 
 
 def test_mnist_with_a_checkpoint_an_epoch(lesson, mnist, tmp_path):
-    status, output = run_ranks(2, LESSON, "--max-steps", 30, cwd=tmp_path)
+    status, output = run_ranks(2, LESSON, "--max-steps", 30, "--check-every", 10, cwd=tmp_path)
     assert status == 0, output
     assert proves("13", output), output
     assert TESTED in output
@@ -157,7 +158,8 @@ def train_on(module, model, batches, scaler, **options):
     """Train on the batches as the lesson does; return the scheduler and the losses."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = LinearLR(optimizer, start_factor=1)
-    args = type("Args", (), {"precision": "fp32", "accumulate": 1, "clip": 1.0} | options)
+    usual = {"precision": "fp32", "accumulate": 1, "clip": 1.0, "check_every": 100}
+    args = type("Args", (), usual | options)
     device = torch.device("cpu")
     found = module.train_one_epoch(model, batches, optimizer, scheduler, scaler, device, args)
     return scheduler, found
@@ -224,7 +226,7 @@ def test_without_no_sync_they_average_in_each_batch(mnist, tmp_path):
 def test_no_sync_around_backward_only_does_nothing(mnist, tmp_path):
     text = LESSON.read_text()
     begin = text.index("        with nullcontext() if last")
-    end = text.index("        if last:\n")
+    end = text.index("        samples += len(labels)\n")
     sync, *forward, backward = re.sub(r"^ *#.*\n", "", text[begin:end], flags=re.M).splitlines()
     wrong = [*(line[4:] for line in forward), sync, backward]
     wrong = text[:begin] + "\n".join(wrong) + "\n" + text[end:]
@@ -260,6 +262,46 @@ def test_without_its_key_line_lesson_13_proves_nothing(clip, line, wrong, proof,
     few = ("--epochs", 1, "--max-steps", 20, "--batch-size", 8, "--clip", clip)
     output = run_mutant("13", [(line, wrong)], 3, *few, cwd=tmp_path)
     assert_disproved("13", output, proof)
+
+
+def test_a_fingerprint_sees_the_last_bit_and_the_order(lesson):
+    numbers = torch.linspace(-1, 1, 1000)
+    one_bit, swapped = numbers.clone(), numbers.clone()
+    one_bit[5] = torch.nextafter(one_bit[5], torch.tensor(1.0))
+    swapped[[3, 700]] = swapped[[700, 3]]
+    kinds = [numbers, one_bit, swapped, numbers.bfloat16(), numbers.view(20, 50).t()]
+    prints = [lesson.fingerprint(x) for x in kinds]
+    assert len(set(prints)) == len(kinds)
+    assert lesson.fingerprint(numbers.clone()) == prints[0]
+    assert lesson.fingerprint(torch.tensor(3)) == lesson.fingerprint(torch.tensor([3.0]))
+
+
+@pytest.mark.parametrize(
+    ("others", "says"),
+    [
+        ([{}, {}], None),
+        ([{"another w": 5}, {"another w": 5}], "another w on ranks [0]"),  # most are right
+        ([{}, {"another w": 5}], "another w on ranks [2]"),
+        ([{"another w": 5}, {"another w": 6}], "another w on ranks [1, 2]"),
+        ([{"another w": 5}], "another w on ranks [1]"),
+        ([{}, {"another batch number": 8, "another w": 5}], "another batch number on ranks [2]"),
+        ([{"another number of samples": 31}], "another number of samples on ranks [1]"),
+        ([{}, {"the same batch": 0}], "the same batch on ranks [0, 2]"),
+    ],
+)
+def test_the_check_names_the_ranks_that_differ(others, says, lesson, monkeypatch, capsys):
+    def gather(all_ranks, own):
+        all_ranks[0] = own | {"the same batch": 0}
+        for rank, values in enumerate(others, 1):
+            all_ranks[rank] = own | {"the same batch": rank} | values
+
+    for name, result in (("get_world_size", 1 + len(others)), ("get_rank", 0), ("barrier", None)):
+        monkeypatch.setattr(dist, name, lambda result=result: result)
+    monkeypatch.setattr(dist, "all_gather_object", gather)
+    end = contextlib.nullcontext() if says is None else pytest.raises(SystemExit, match="1")
+    with end:
+        lesson.check_ranks(7, 28, torch.ones(4, 3), [("w", torch.ones(2))])
+    assert capsys.readouterr().err == (f"After batch 7: {says}.\n" if says else "")
 
 
 def test_precision_fits_the_device(lesson, monkeypatch):

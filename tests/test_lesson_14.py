@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from helpers import (
     launch,
     load,
     losses,
+    once,
     proof_of,
     proves,
     refusal,
@@ -42,13 +44,17 @@ def lesson():
 @pytest.fixture(scope="module")
 def ratings(tmp_path_factory):
     """A folder with three times the ratings of 610 users."""
-    folder = tmp_path_factory.mktemp("data") / "ratings"
-    options = ("--folder", folder, "--copies", 3, "--files", FILES)
-    status, output = run_lesson("create_ratings", *options, cwd=folder.parent)
+
+    def create():
+        folder = tmp_path_factory.mktemp("data") / "ratings"
+        options = ("--folder", folder, "--copies", 3, "--files", FILES)
+        return *run_lesson("create_ratings", *options, cwd=folder.parent), str(folder)
+
+    status, output, folder = once(tmp_path_factory, "ratings", create)
     assert status == 0, output
     assert proves("create_ratings", output)
     assert proof_of(output).startswith("=> 302,508 ratings in 12 files, of users 1 to 1,830 and ")
-    return folder
+    return Path(folder)
 
 
 def options(ratings, ranks=1):
@@ -71,11 +77,16 @@ def same(output, expected):
 @pytest.fixture(scope="module")
 def alone(ratings, tmp_path_factory):
     """What one process prints, and the losses that it wrote."""
-    folder = tmp_path_factory.mktemp("alone")
-    status, output = run_ranks(1, LESSON, *options(ratings), cwd=folder)
-    assert status == 0, output
+
+    def run():
+        folder = tmp_path_factory.mktemp("alone")
+        status, output = run_ranks(1, LESSON, *options(ratings), cwd=folder)
+        assert status == 0, output
+        return output, losses(folder / "runs" / LESSON.stem)
+
+    output, curve = once(tmp_path_factory, "lesson_14_alone", run)
     assert proves("14", output), output
-    return output, losses(folder / "runs" / LESSON.stem)
+    return output, curve
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])

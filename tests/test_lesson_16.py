@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import torch
 from helpers import (
     ALONE,
     LAUNCHER,
@@ -19,6 +20,8 @@ from mutants import assert_disproved, run_mutant
 from ranks import run_ranks
 
 LESSON = ROOT / LESSONS["16"]["file"]
+WAYS = ["plain DDP", "accumulation", "bf16", "PowerSGD"]
+PERIODS = {f"local SGD {steps}": steps for steps in (1, 8, 32)}
 COLUMNS = ["given", "sent", "ms", "speed", "loss", "accuracy"]
 SIZE = 3.266  # MB of gradients
 FEW = ("--max-steps", 12, "--batch-size", 16)
@@ -27,10 +30,10 @@ FEW = ("--max-steps", 12, "--batch-size", 16)
 def table(output):
     """Return the rows, {way: {column: number}}."""
     rows = {}
-    for way, numbers in re.findall(r"^(\S+(?: \S+)?) {2,}(\d[\d., ]+)%$", output, re.M):
+    for way, numbers in re.findall(r"^(\S+(?: \S+){0,2}) {2,}(\d[\d., ]+)%$", output, re.M):
         values = [float(x.replace(",", "")) for x in numbers.split()]
         rows[way] = dict(zip(COLUMNS, values, strict=True))
-    assert list(rows) == ["plain DDP", "accumulation", "bf16", "PowerSGD"], output
+    assert list(rows) == [*WAYS, *PERIODS], output
     return rows
 
 
@@ -42,6 +45,8 @@ def assert_given(rows, steps=12):
     assert given["bf16"] == pytest.approx(1 / 2, abs=0.01)
     # Two whole steps, then little.
     assert 2 / steps < given["PowerSGD"] < 2 / steps + 0.08
+    for way, period in PERIODS.items():
+        assert given[way] == pytest.approx(steps // period / steps, abs=0.01)
     for way in ("bf16", "PowerSGD"):
         assert rows[way]["loss"] == pytest.approx(rows["plain DDP"]["loss"], rel=0.02)
 
@@ -66,6 +71,7 @@ def test_on_a_slow_link_powersgd_is_faster_and_learns_as_well(slurm, tmp_path):
     assert plain["ms"] > 0.9 * 80 * SIZE
     assert rows["PowerSGD"]["speed"] > 1.5 * plain["speed"]
     assert rows["bf16"]["speed"] > 1.2 * plain["speed"]
+    assert rows["local SGD 8"]["speed"] > 1.5 * plain["speed"]
 
 
 def test_three_ranks(tmp_path):
@@ -76,12 +82,23 @@ def test_three_ranks(tmp_path):
     assert_given(rows, steps=20)
     # Others use lo too: no less than 4/3 of what is given, perhaps more.
     assert all(row["sent"] >= 4 / 3 * row["given"] - 0.01 for row in rows.values())
+    curves = {way: losses(tmp_path / "runs" / LESSON.stem / way) for way in rows}
     for way, row in rows.items():
-        curve = losses(tmp_path / "runs" / LESSON.stem / way)
-        assert curve[-1][0] == 20 * 16 * 3  # images
-        assert sum(loss for _, loss in curve[-5:]) / 5 == pytest.approx(row["loss"], abs=0.002)
-    # What the launcher says is recorded too.
-    mine, recorded = (text.partition("ranks: ")[2] for text in (output, recorded_output("16")))
+        assert curves[way][-1][0] == 20 * 16 * 3  # images
+        last = [loss for _, loss in curves[way][-5:]]
+        assert sum(last) / 5 == pytest.approx(row["loss"], abs=0.002)
+    # The mean of parameters after each step is DDP's step, with momentum too, up to rounding.
+    # With 8 steps between two means, the ranks have parted before the first one.
+    plain, every, eighth = (
+        torch.tensor([loss for _, loss in curves[way]])
+        for way in ("plain DDP", "local SGD 1", "local SGD 8")
+    )
+    assert (every / plain - 1).abs().max() < 1e-5
+    assert (eighth / plain - 1).abs()[:8].max() > 1e-3
+    # What the launcher says is recorded too. The last line may name another way: see proves.
+    mine, recorded = (
+        text.partition("ranks: ")[2].partition("=> ")[0] for text in (output, recorded_output("16"))
+    )
     assert shape(mine) == shape(recorded)
 
 
@@ -113,8 +130,10 @@ def test_without_powersgd_and_no_sync_lesson_16_sends_as_much_as_before(tmp_path
     lines = [
         ("start_powerSGD_iter=2", "start_powerSGD_iter=99"),
         ("nullcontext() if send else model.no_sync()", "nullcontext()"),
+        ("            average_parameters(model)\n", "            pass\n"),
     ]
     output = run_mutant("16", lines, 1, *FEW, cwd=tmp_path)
     assert table(output)["accumulation"]["given"] == pytest.approx(SIZE, abs=0.01)
     assert table(output)["PowerSGD"]["given"] == pytest.approx(SIZE, abs=0.01)
+    assert all(table(output)[way]["given"] == 0 for way in PERIODS)
     assert_disproved("16", output, "^=> bf16: 0.50 of plain DDP's bytes ")

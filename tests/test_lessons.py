@@ -15,6 +15,7 @@ from helpers import (
     ROOT,
     load_lesson,
     losses,
+    once,
     proof_of,
     proves,
     recorded_output,
@@ -84,10 +85,15 @@ def test_lesson_2_reaches_98_percent_with_its_defaults(tmp_path):
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """What one process prints for 20 batches of 84 images, and the losses that it wrote."""
-    folder = tmp_path_factory.mktemp("alone")
-    status, output = run_ranks(1, ROOT / LESSONS["2"]["file"], *FEW, "--batch-size", 84, cwd=folder)
-    assert status == 0, output
-    return output, losses(folder / "runs" / "2_mnist_training")
+
+    def run():
+        folder = tmp_path_factory.mktemp("alone")
+        file = ROOT / LESSONS["2"]["file"]
+        status, output = run_ranks(1, file, *FEW, "--batch-size", 84, cwd=folder)
+        assert status == 0, output
+        return output, losses(folder / "runs" / "2_mnist_training")
+
+    return once(tmp_path_factory, "lesson_2_alone", run)
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 4])

@@ -8,16 +8,19 @@ import os
 import re
 import shlex
 import subprocess
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
-from helpers import LAUNCHER, ROOT, cannot, works
+from helpers import LAUNCHER, ROOT, cannot, load, works
+from lib import gpus
 
-SHOW = """
+SHOW = f"""
 import os
-names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
-masks = [os.environ[name] for name in names if name in os.environ]
+names = {gpus.MASKS}
+masks = [f"{{x.partition('_')[0]}}={{os.environ[x]}}" for x in names if x in os.environ]
 line = " ".join(["rank", os.environ["RANK"], "may see", *masks])
-os.write(1, f"{line}\\n".encode())  # at once, or the lines of two ranks mix
+os.write(1, f"{{line}}\\n".encode())  # at once, or the lines of two ranks mix
 """
 DEVICES = """
 set -e
@@ -64,38 +67,45 @@ def start(tmp_path):
 
 
 FOUR = {"STANDIN_GPUS": "4"}
+HIDDEN = ["CUDA=-1 HIP=-1"] * 4
 
 
 @pytest.mark.parametrize(
     ("local", "variables", "on", "rows"),
     [
-        ("2x1", FOUR, "on 4 GPUs", ["0", "1"]),
-        ("1x2", FOUR | {"CUDA_VISIBLE_DEVICES": "2,3"}, "on 2 GPUs", ["2,3"] * 2),
-        ("2x1", FOUR | {"CUDA_VISIBLE_DEVICES": "2,3"}, "on 2 GPUs", ["2", "3"]),
+        ("2x1", FOUR, "on 4 GPUs", ["CUDA=0", "CUDA=1"]),
+        ("1x2", FOUR | {"CUDA_VISIBLE_DEVICES": "2,3"}, "on 2 GPUs", ["CUDA=2,3"] * 2),
+        ("2x1", FOUR | {"CUDA_VISIBLE_DEVICES": "2,3"}, "on 2 GPUs", ["CUDA=2", "CUDA=3"]),
         (
             "2x1",
             FOUR | {"CUDA_VISIBLE_DEVICES": "GPU-5ad10003,GPU-5ad10001"},
             "on 2 GPUs",
-            ["GPU-5ad10003", "GPU-5ad10001"],
+            ["CUDA=GPU-5ad10003", "CUDA=GPU-5ad10001"],
         ),
         # Of a divided GPU a process sees one part, so the ranks share that one.
         (
             "1x2",
             FOUR | {"STANDIN_MIG": "1", "CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"},
             "on 1 GPUs",
-            ["MIG-a,MIG-b"] * 2,
+            ["CUDA=MIG-a,MIG-b"] * 2,
         ),
         # Fewer GPUs than ranks: one node shares them, and so do nodes that have too few each.
         ("2x2", {"STANDIN_GPUS": "1"}, "on 1 GPUs", [""] * 4),
         # Two nodes would each believe that they have enough.
-        ("2x2", {"STANDIN_GPUS": "2"}, "on the CPU, because there are fewer", ["-1 -1"] * 4),
+        (
+            "2x2",
+            {"STANDIN_GPUS": "2"},
+            "on the CPU, because there are fewer",
+            HIDDEN,
+        ),
+        # Slurm sets ROCR's on AMD's GPUs. What it leaves is counted from 0.
         (
             "2x1",
-            FOUR | {"STANDIN_KIND": "hip", "HIP_VISIBLE_DEVICES": "3,0"},
+            FOUR | {"STANDIN_KIND": "hip", "ROCR_VISIBLE_DEVICES": "2,3"},
             "on 2 GPUs",
-            ["3", "0"],
+            ["HIP=0 ROCR=2,3", "HIP=1 ROCR=2,3"],
         ),
-        ("2x1", FOUR | {"STANDIN_KIND": "xpu"}, "on 4 GPUs", ["0", "1"]),
+        ("2x1", FOUR | {"STANDIN_KIND": "xpu"}, "on 4 GPUs", ["ZE=0", "ZE=1"]),
         ("1x1", {"STANDIN_KIND": "none"}, "on the CPU", [""]),
     ],
     ids=lambda x: " ".join(f"{k}={v}" for k, v in x.items()) if isinstance(x, dict) else None,
@@ -107,3 +117,64 @@ def test_imitated_nodes_divide_the_gpus_that_the_user_has_left_visible(
     assert f", {on}" in output, output
     seen = sorted(re.findall(r"^rank (\d+) may see ?(.*)$", output, re.M))
     assert seen == [(str(rank), row) for rank, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "masks", "name", "expected"),
+    [
+        ("cuda", {}, "CUDA_VISIBLE_DEVICES", "0 1 2 3"),
+        ("cuda", {"CUDA": " 2 , 3"}, "CUDA_VISIBLE_DEVICES", "2 3"),
+        ("cuda", {"CUDA": "-1"}, "", ""),
+        ("hip", {}, "HIP_VISIBLE_DEVICES", "0 1 2 3"),
+        ("hip", {"HIP": "3,0"}, "HIP_VISIBLE_DEVICES", "3 0"),
+        # HIP takes CUDA's variable, too, but its own wins: so its own is set.
+        ("hip", {"CUDA": "3,1"}, "HIP_VISIBLE_DEVICES", "3 1"),
+        ("hip", {"CUDA": "3,1", "HIP": "2"}, "HIP_VISIBLE_DEVICES", "2"),
+        ("hip", {"ROCR": "1,2,3", "HIP": "2,0"}, "HIP_VISIBLE_DEVICES", "2 0"),
+        ("xpu", {"CUDA": "0"}, "ZE_AFFINITY_MASK", "0 1 2 3"),
+        ("xpu", {"ZE": "3,1"}, "ZE_AFFINITY_MASK", "3 1"),
+        # ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE: a GPU is one device, and the mask names its stacks.
+        ("xpu", {"ZE": "2.0,2.1,0.1", "FLAT": ""}, "ZE_AFFINITY_MASK", "2.0,2.1 0.1"),
+        ("none", {}, "", ""),
+    ],
+)
+def test_gpus_are_called_as_the_variable_of_their_maker_has_them(
+    kind, masks, name, expected, monkeypatch
+):
+    standin = load(ROOT / "tests" / "standin" / "sitecustomize.py")
+    for mask in gpus.MASKS:
+        monkeypatch.delenv(mask, raising=False)
+        if mask.partition("_")[0] in masks:
+            monkeypatch.setenv(mask, masks[mask.partition("_")[0]])
+    monkeypatch.setenv("STANDIN_KIND", kind)
+    monkeypatch.setenv("STANDIN_GPUS", "4")
+    if "FLAT" in masks:
+        monkeypatch.setenv("ZE_FLAT_DEVICE_HIERARCHY", "COMPOSITE")
+    torch = SimpleNamespace(accelerator=mock.Mock(), version=SimpleNamespace(hip=kind == "hip"))
+    torch.accelerator.device_count.return_value = 0 if kind == "none" else len(standin.visible())
+    torch.accelerator.current_accelerator.return_value.type = standin.KINDS[kind]
+    assert gpus.name_gpus(torch) == (name, expected.split())
+
+
+@pytest.mark.parametrize(
+    ("files", "there"),
+    [
+        ({}, False),
+        ({"dev/nvidia0": ""}, True),
+        ({"dev/nvidiactl": ""}, False),
+        ({"dev/kfd": ""}, True),
+        ({"dev/dxg": ""}, True),
+        # Intel: of a computing centre, in a laptop; then the screen of a server.
+        ({"vendor": "0x8086\n", "class": "0x038000\n"}, True),
+        ({"vendor": "0x8086\n", "class": "0x030000\n"}, False),
+        ({"vendor": "0x1a03\n", "class": "0x038000\n"}, False),
+        ({"vendor": "0x8086\n"}, False),
+    ],
+)
+def test_a_machine_with_gpus_is_known_by_its_files(files, there, tmp_path):
+    for name, text in {"dev/dri/renderD128": "", **files}.items():
+        card = "" if "/" in name else "sys/class/drm/renderD128/device"
+        file = tmp_path / card / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    assert gpus.has_gpus(tmp_path) == there

@@ -22,6 +22,7 @@ from torch.utils.tensorboard import SummaryWriter
 COMMAND = [sys.executable, str(ROOT / "tests" / "on_gpu.py")]
 # A machine whose two "GPUs" are its CPU, so that lessons can run.
 CPU = {"torch": "2", "count": 2, "kind": "cpu", "backend": "gloo", "mask": "NONE", "name": "CPU"}
+NVIDIA = CPU | {"kind": "cuda", "backend": "nccl", "mask": "CUDA_VISIBLE_DEVICES"}
 
 START = "scripts/multinode_setup_and_run.sh --local"
 # One process each, so they are started once.
@@ -109,16 +110,18 @@ def test_without_torch_there_is_one_sentence(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4])
-def test_these_commands_are_run(gpus):
-    done = call("--dry-run", STANDIN_GPUS=str(gpus))
-    assert done.returncode == 0, done.stderr
+def test_these_commands_are_run(gpus, monkeypatch, capsys):
+    monkeypatch.setattr(on_gpu, "look", lambda: {**NVIDIA, "count": gpus})
+    monkeypatch.setattr(sys, "argv", ["on_gpu.py", "--dry-run"])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert on_gpu.main() == 0
     if gpus == 1:
         expected = one() + day_1(4) + day_2("1x4") + chain(4) + REST
     else:
         shared = [f"CUDA_VISIBLE_DEVICES=0 {command}" for command in day_1(4) + day_2("1x4")]
         several = day_1(gpus) + day_2(f"1x{gpus}") + day_2(f"2x{gpus // 2}")
         expected = one() + several + shared + chain(gpus) + REST
-    assert done.stdout.splitlines() == expected
+    assert capsys.readouterr().out.splitlines() == expected
 
 
 @pytest.mark.parametrize(
@@ -142,8 +145,7 @@ def test_the_list_fits_the_kind_of_gpu(variables, mask, last):
 
 
 def items_of(**machine):
-    machine = {**CPU, "kind": "cuda", "backend": "nccl", "mask": "CUDA_VISIBLE_DEVICES", **machine}
-    return {x.name: x for x in on_gpu.all_items(machine)}
+    return {x.name: x for x in on_gpu.all_items(NVIDIA | machine)}
 
 
 def test_device_and_backend_are_expected():
@@ -384,30 +386,6 @@ def test_a_lesson_with_no_place_for_a_fault_is_named(tmp_path):
 
 
 # The text.
-
-RECORD = {
-    "recorded": "2030-01-02",
-    "planned": 4,
-    "machine": CPU | {"name": "Some GPU", "torch": "2.15.0", "NCCL": "2.28.3"},
-    "items": [
-        {"item": "one:0", "verdict": "same"},
-        {"item": "one:1", "verdict": "DIFFERENT"},
-        {"item": "one:3", "verdict": "DIFFERENT"},
-        {"item": "shared:17", "verdict": "skipped"},
-    ],
-}
-
-
-def test_a_record_becomes_a_row(monkeypatch, tmp_path):
-    monkeypatch.setattr(recordings, "ROOT", tmp_path)
-    monkeypatch.setattr(recordings, "RECORDS", tmp_path / "tests" / "records")
-    assert recordings.gpu_table() == "Nothing has been recorded on a GPU yet.\n"
-    recordings.RECORDS.mkdir(parents=True)
-    (recordings.RECORDS / "a.json").write_text(json.dumps(RECORD))
-    assert recordings.gpu_table().splitlines()[2:] == [
-        "| [2030-01-02](tests/records/a.json) | 2 x Some GPU | 2.15.0, NCCL 2.28.3 | 1 of 4 "
-        "| `one:1`, `one:3` | `shared:17` |"
-    ]
 
 
 def test_the_text_says_what_was_not_run_as_long_as_that_is_true():

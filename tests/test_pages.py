@@ -125,3 +125,14 @@ def test_the_box_changes_a_usual_script(name, tmp_path):
     losses = [float(x) for x in re.findall(r"epoch 2: loss ([\d.]+)", output)]
     assert losses
     assert max(losses) < 0.5  # it has learned: at first the loss is 0.69
+
+
+def test_the_arithmetic_of_the_examples_is_right():
+    """Each line of Python in CHOOSE.md ends with its result, as far as it is written out."""
+    blocks = re.findall(r"^```python\n(.*?)^```", read("day2/CHOOSE.md"), re.M | re.S)
+    lines = [line for block in blocks for line in block.splitlines()]
+    assert len(lines) > 10
+    for line in lines:
+        calculation, result = re.fullmatch(r"([\d. e*/()+-]+) # ([\d.]+) .*", line).groups()
+        decimals = len(result.partition(".")[2])
+        assert round(eval(calculation), decimals) == float(result), line

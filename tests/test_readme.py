@@ -19,6 +19,7 @@ from pathlib import Path
 
 import boxes
 import pytest
+import torch
 from clusters import need_slurm
 from commands import hold, is_read, stock
 from helpers import (
@@ -29,16 +30,19 @@ from helpers import (
     copy_tree,
     need,
     processes_of,
+    proves,
     wait_for,
     works,
 )
 from lib.course import read_days, read_pages
 from lib.pages import parts_of
+from ranks import run_ranks
 
 GLOBS = ("*.md", "*/*.md", "*/exercises/*.md", "*/faults/*.md")
 PAGES = [page for glob in GLOBS for page in sorted(ROOT.glob(glob))]
 PAGES = [page for page in PAGES if not page.with_suffix(".pdf").exists()]
 CHEAT_SHEET = ROOT / "day1" / "CHEATSHEET.md"
+RENTED = ROOT / "day1" / "RENTED.md"
 # A slide says after the kind which lines it highlights: ```console {2}
 FENCE = re.compile(r"^ *```(\w*)[^\n`]*\n(.*?)^ *```$", re.M | re.S)
 # Code within a sentence that is a command.
@@ -83,8 +87,13 @@ QUICK = {
     "kill <pid>": "",
     "kill -9 <pid>": "",
     "kill -ABRT <pid>": "",
+    "export DIST_TIMEOUT=300": "",
     "export GLOO_SOCKET_IFNAME=eth0": "",
+    "export LOCAL_SLURM_SETTINGS=LaunchParameters=use_interactive_step": "",
     "export NCCL_DEBUG=INFO": "",
+    "export NCCL_SOCKET_IFNAME=en": "",
+    "export NCCL_SOCKET_IFNAME=eth0": "",
+    "export NCCL_SOCKET_IFNAME=^docker,lo,virbr": "",
     "export OMP_NUM_THREADS=1": "",
     "export PIP_CACHE_DIR=<folder there>": "",
     "export PIP_CACHE_DIR=<folder on the large disk>": "",
@@ -104,10 +113,15 @@ SLOW = {
     "python -c 'import torch.distributed.constants as c; "
     "print(c.default_pg_timeout, c.default_pg_nccl_timeout)'": "0:30:00 0:10:00",
 }
+SALLOC = (
+    "salloc --nodes 2 --qos interactive --time 00:30:00 --ntasks-per-node=4 --cpus-per-task=32 "
+    "--constraint gpu --gpus-per-node 4 --account=<acc_name>_g"
+)
 # Typed on a local Slurm cluster, in this order: on the login side, ...
 ON_LOGIN = {
     "sinfo": "main",
     "scontrol show node": "ActiveFeatures=gpu",
+    SALLOC: "Granted job allocation",
     "salloc --nodes 1 --qos interactive --time 02:00:00 --constraint gpu --gpus-per-node 4 "
     "--account=<acc_name>_g": "Granted job allocation",
     "salloc --nodes 1 --qos interactive --time 04:00:00 --ntasks-per-node=1 --cpus-per-task=128 "
@@ -137,7 +151,7 @@ ON_LOGIN = {
     "scontrol show job <job>": "JobState=",
     "scancel <job>": "",
 }
-# ... and in the shell that the line for two nodes opens.
+# ... and in the shell that the line for two nodes opens, which starts 2 ranks there, not 8.
 IN_JOB = {
     "hostname": "",
     "srun hostname": "node2",
@@ -155,10 +169,6 @@ IN_JOB = {
     "scontrol show hostnames": "node1\nnode2",
     "exit": "",
 }
-SALLOC = (
-    "salloc --nodes 2 --qos interactive --time 00:30:00 --ntasks-per-node=4 --cpus-per-task=32 "
-    "--constraint gpu --gpus-per-node 4 --account=<acc_name>_g"
-)
 # Typed with a cluster of its own, in this order.
 ON_CLUSTER = {
     "scripts/local_slurm.sh up 2": "",
@@ -185,10 +195,19 @@ BY_TEST = {
         "DIST_TIMEOUT=10",
         "TORCH_DISTRIBUTED_DEBUG=DETAIL",
     ],
+    "test_a_silent_fault_stops_all_ranks": [
+        "sed 's/model(images), labels/model.module(images), labels/' day2/13_mnist_ddp_recipe.py "
+        "> silent.py",
+        "scripts/multinode_setup_and_run.sh --local 3 silent.py --data-dir data --check-every 10",
+    ],
     "test_a_batch_job_can_be_followed_signaled_and_put_back": [
         "tail -f logs/slurm-<job>.out",
         "scancel --batch --signal=USR1 <job>",
         "scontrol requeue <job>",
+    ],
+    "test_a_key_is_made_and_its_public_file_shown": [
+        "ssh-keygen -t ed25519",
+        "cat ~/.ssh/id_ed25519.pub",
     ],
     "test_output_comes_late_unless_told_otherwise": [
         "python -u",
@@ -239,6 +258,11 @@ NEEDS = {
         "tmux new -s course",
         "tmux attach -t course",
         "git pull",
+        "sudo shutdown -h +120",
+    ],
+    "conda": [
+        "conda env create --file scripts/environment.yml",
+        "conda activate course",
     ],
     "py-spy, which the course does not install": [
         "pip install py-spy",
@@ -334,7 +358,7 @@ def load_text(lesson):
 
 DECKS = [ROOT / "slides" / name for name in ("day1.md", "day2.md")]
 WRITTEN = {command for page in PAGES + DECKS for command in commands_in(page)} | run_lines()
-TYPED = [QUICK, SLOW, ON_LOGIN, IN_JOB, ON_CLUSTER, [SALLOC], *BY_TEST.values()]
+TYPED = [QUICK, SLOW, ON_LOGIN, IN_JOB, ON_CLUSTER, *BY_TEST.values()]
 TYPED = [command for group in TYPED for command in group]
 NOT_RUN = [command for group in NEEDS.values() for command in group]
 # All others are given to the parsers of the programs that they name.
@@ -348,7 +372,7 @@ def test_every_command_is_held():
     assert set(listed) - WRITTEN == set(), "no page has these any more"
     assert [command for command, n in Counter(listed).items() if n > 1] == []
     assert len(PARSED) > 50
-    assert len(NOT_RUN) < 30
+    assert len(NOT_RUN) < 32
     for name in BY_TEST:  # which takes them from there
         assert f'BY_TEST["{name}"]' in functions_of("test_readme.py")[name]
 
@@ -500,6 +524,8 @@ def lines_of(commands):
     terminal = "script -qec '{}' /dev/null <<< $'echo on $(hostname)\\nexit'"
     text = ""
     for command in commands:
+        if command.startswith("sbatch "):  # Slurm takes these jobs and does not start them
+            text += "scontrol update PartitionName=main State=DOWN\n"
         typed = terminal.format(command) if "--pty" in command else f"{command} </dev/null"
         for word, instead in WORDS.items():
             typed = typed.replace(word, instead)
@@ -513,7 +539,7 @@ def lines_of(commands):
 def test_commands_can_be_typed_on_a_cluster(slurm, course):
     usual = boxes.changed(boxes.USUAL.read_text(), "day1/6_mnist_ddp_pt.md")
     (course / "train.py").write_text(usual)
-    line = SALLOC.replace("<acc_name>", "abc").split()
+    line = SALLOC.replace("<acc_name>", "abc").replace("per-node=4", "per-node=1").split()
     sh = ["env", f"PATH={ENV['PATH']}", "SHELL=/bin/bash", "sh", "-c", '"$@" 2>&1', "sh"]
     for commands, shell in ((ON_LOGIN, ["bash"]), (IN_JOB, line)):
         try:
@@ -521,6 +547,7 @@ def test_commands_can_be_typed_on_a_cluster(slurm, course):
             done = slurm.run(*sh, *shell, cwd=course, input=typed, timeout=280)
         finally:  # or other tests wait for these nodes
             slurm.run("scancel", "--me")
+            slurm.run("scontrol", "update", "PartitionName=main", "State=UP")
             slurm.run("scontrol", "delete", "ReservationName=course")
         said = dict(re.findall(r"^--- (.*)\n((?:(?!--- ).*\n)*)", done.stdout, re.M))
         assert list(said) == list(commands), done.stdout
@@ -594,6 +621,37 @@ def test_tensorboard_starts(tmp_path):
     finally:
         for server in servers:
             end(server)
+
+
+def test_a_key_is_made_and_its_public_file_shown(tmp_path):
+    make, show = BY_TEST["test_a_key_is_made_and_its_public_file_shown"]
+    need("ssh-keygen")
+    # It looks for the home folder in the list of users, so the file is named here.
+    file = tmp_path / ".ssh" / "id_ed25519"
+    file.parent.mkdir()
+    status, output = type_in(f"{make} -f {file} <<< $'\\n\\n'", tmp_path)
+    assert status == 0, output
+    assert type_in(show, tmp_path, HOME=str(tmp_path))[1].startswith("ssh-ed25519 ")
+
+
+def test_the_cell_of_a_notebook(course, tmp_path):
+    """As a notebook does it: no terminal, and the torch that is there."""
+    need("git")
+    site = Path(torch.__file__).parents[1]
+    before = {path: path.stat().st_mtime_ns for path in site.glob("torch*")}
+    (cell,) = (b for k, b in FENCE.findall(RENTED.read_text()) if b.startswith("!git clone"))
+    clone, show, lesson = (line.removeprefix("!") for line in cell.splitlines())
+    place = f"file://{course}".replace(" ", "%20")
+    clone = clone.replace("<address of this repository>", shlex.quote(place))
+    assert type_in(clone, tmp_path)[0] == 0
+    status, output = type_in(show, tmp_path)
+    assert (status, output) == (0, f"{torch.__version__} {torch.cuda.device_count()}\n")
+    status, output = type_in(f"{lesson} --epochs 1 --max-steps 5 --batch-size 8", tmp_path)
+    assert status == 0, output
+    assert proves("7", output), output
+    assert "processes: 2, " in output
+    assert {path: path.stat().st_mtime_ns for path in site.glob("torch*")} == before
+    assert not [*tmp_path.rglob(".venv*")]
 
 
 def test_the_guide_shows_where_the_ranks_stand(tmp_path):
@@ -675,6 +733,17 @@ def test_a_hang_on_several_nodes_can_be_read(course):
     assert f'/hang.py", line {place} in main' in output
 
 
+def test_a_silent_fault_stops_all_ranks(course):
+    make, check = BY_TEST["test_a_silent_fault_stops_all_ranks"]
+    assert type_in(make, course)[0] == 0
+    arguments = check.partition("silent.py ")[2].split()  # the launcher would take longer
+    status, output = run_ranks(3, course / "silent.py", *arguments, cwd=course)
+    assert status == 1
+    assert output.count("After batch 20: another module.conv1.weight on ranks [1, 2].\n") == 1
+    assert "Traceback" not in output
+    assert "epoch 0" not in output
+
+
 def test_output_comes_late_unless_told_otherwise(tmp_path):
     """In each way of the text it comes at once; without them it is held back until the end."""
     code = "import pathlib, time; {}; pathlib.Path('{}').touch(); time.sleep(60)"
@@ -717,7 +786,11 @@ SYMPTOMS = {
     "`There is no python3 here`, `Python 3.11 or newer is needed`": "shell",
     "`No space left on device`": "shell",
     "`module 'torch' has no attribute 'accelerator'`": "needs: with torch before 2.6",
+    "There is a GPU, and the lessons take the CPU. Your own code says "
+    "`Torch not compiled with CUDA enabled`": "torch",
+    "`Found no NVIDIA driver on your system`": "torch",
     "`The NVIDIA driver on your system is too old`": "needs: with GPUs",
+    "`nvcc: command not found`, or nvcc shows another CUDA than torch": "shell",
     "`... is missing or damaged. Restore it: git checkout data/MNIST`": (
         "faults/test_data.py::test_missing_or_damaged_data_gets_one_sentence"
     ),
@@ -738,6 +811,7 @@ SYMPTOMS = {
     ),
     "`Detected mismatch between collectives on ranks`": "torch",
     "`CUDA out of memory`": "needs: with GPUs",
+    "`nvidia-smi` shows a GPU that is idle most of the time": "needs: with GPUs",
     "`Duplicate GPU detected`": "needs: with GPUs",
     "`WRONG: not every rank holds`, `DIFFERENT models`": "files",
     "`its proof line is missing or wrong`": (
@@ -793,14 +867,22 @@ SYMPTOMS = {
     "`Gloo connectFullMesh failed`, `Connection refused, remote=[127.0.0.1]` or `[127.0.1.1]`": (
         "slurm"
     ),
+    "`Gloo connectFullMesh failed` with `No route to host`, or after minutes with "
+    "`Connect timeout`": "needs: with a firewall",
     "`Unable to find address for: eth9`": "torch",
     "`The hostname of the client socket cannot be retrieved`": "torch",
     "NCCL is slow or stops at the start, and each rank sees one GPU only": "needs: with GPUs",
     "NCCL is slow between nodes": "needs: with GPUs",
+    "`Bootstrap : no socket interface found`, or NCCL hangs at the first collective": (
+        "needs: with GPUs"
+    ),
     "All ranks hang; after 60 s `Watchdog caught collective operation timeout`": (
         "needs: with GPUs"
     ),
     "No error until the end, but a poor model": "torch",
+    "`After batch 20: another module.conv1.weight on ranks [1, 2].`": (
+        "test_readme.py::test_a_silent_fault_stops_all_ranks"
+    ),
     "All ranks are slow, although only one node is busy with something else": (
         "test_lesson_9.py::test_lesson_9_on_imitated_nodes"
     ),
@@ -901,6 +983,7 @@ def test_the_shell_says(course, tmp_path):
         "python -S day1/0_torch_dist.py",
         f"{nothing}; torchrun --standalone day1/0_torch_dist.py",
         f"{nothing}; salloc --nodes 2",
+        f"{nothing}; nvcc --version",
         "PYTHON=python9 ./scripts/run_course.sh",
         f"PYTHON={old} ./scripts/run_course.sh",
         "echo full > /dev/full",
@@ -1003,6 +1086,10 @@ print("no error until the end")
 together(six_steps, skip_one)
 with profile():
     torch.ones(3) + 1
+attempt(torch.cuda.init)
+torch.cuda._initialized = False
+vars(torch._C).pop("_cuda_getDeviceCount", None)  # what a torch for CPUs only lacks
+attempt(torch.cuda.init)
 if len(sys.argv) > 1:
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     dist.TCPStore(sys.argv[1], server.port, timeout=WAIT)
@@ -1027,6 +1114,8 @@ def test_the_torch_say(tmp_path):
     assert "Timed out waiting" in steps[5]
     if not alone:
         said += NAMELESS
+    if torch.version.cuda is None or torch.cuda.is_available():
+        said += "Found no NVIDIA driver on your system"
     assert_said("torch", said)
     if not alone:
         cannot("one message needs the right to make a network namespace, and the command ip")
@@ -1134,19 +1223,42 @@ def test_the_run_times_are_those_of_lessons():
 
 # Abbreviations that are names, or explained where they stand.
 NAMES = {
+    "AWS",
+    "CINECA",
+    "COMPOSITE",
+    "CSC",
     "DETAIL",
     "DIFFERENT",
+    "EFA",
+    "EPYC",
     "FSDP2",
+    "HIP",
+    "IDRIS",
     "INFO",
+    "JURECA",
+    "JUWELS",
     "LICENSE",
+    "LUMI",
+    "MI250X",
     "MIT",
     "MPI",
+    "MPICH",
+    "NERSC",
     "NVIDIA",
-    "PYTHONFAULTHANDLER",
+    "P100",
     "PDF",
+    "PYTHONFAULTHANDLER",
+    "RCCL",
     "README",
+    "RHEL",
+    "ROCR",
+    "SIGTERM",
+    "SLES",
     "SUM",
+    "TACC",
     "TODO",
+    "USR1",
+    "VGG",
     "WSL",
     "XPU",
 }

@@ -38,6 +38,7 @@ SHORT = {
     "15": "tests/test_lesson_15.py::test_it_finds_the_line_with_its_defaults",
     "16": "tests/test_lesson_16.py::test_three_ranks",
     "17": "tests/test_lesson_17.py::test_four_ranks_hold_a_quarter_and_learn_the_same",
+    "18": "tests/test_lesson_18.py::test_three_ranks_predict_and_measure",
     "an exercise": "tests/test_exercises.py::test_one_exercise_alone",
 }
 

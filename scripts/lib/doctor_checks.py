@@ -6,6 +6,7 @@ Each gets the facts of all ranks and returns two texts: what is fine, and what i
 import contextlib
 import os
 import re
+import resource
 import subprocess
 
 from lib.doctor_facts import (
@@ -22,6 +23,7 @@ from lib.environment import ROOT, numbers
 
 OLDEST = {"Python": (3, 11)} | {name: numbers(text) for name, text in NEEDED.items() if text}
 SHM = 32 * 2**20  # bytes for each rank
+LOCKABLE = 2**30  # bytes that InfiniBand cards may keep in memory; NCCL's manual: without limit
 
 
 def some(names):
@@ -108,12 +110,15 @@ def check_others(everyone):
 
 def check_gpus(everyone):
     """Check that nodes have as many GPUs as each other or as ranks, a different one for each."""
-    blind = [
-        f for f in everyone if f["gpu_files"] and not f["gpus"] and f["visible"] not in ("", "-1")
-    ]
+    blind = [f for f in everyone if f["has_gpus"] and not f["gpus"] and not f["hidden"]]
+    unfit = [f for f in blind if not f["built"]]
+    if unfit:
+        version = some(f["versions"]["torch"] for f in unfit)
+        todo = "Install torch and torchvision for GPUs: https://pytorch.org/get-started/locally/"
+        return "", f"torch {version} {on(unfit)} is for CPUs only, and there are GPUs. {todo}"
     if blind:
-        todo = "Ask for them (--gpus-per-node); if you did, this torch was built without them"
-        return "", f"torch sees none {on(blind)}, which has some. {todo}"
+        todo = "Ask for them (--gpus-per-node); if you did, is the driver too old? See nvidia-smi"
+        return "", f"torch sees none {on(blind)}, which has some. {todo} and day2/SITES.md"
     counts, shared, even = {}, "", True
     for group in grouped(everyone, lambda f: f["node"]).values():
         seen = {gpu for f in group for gpu in f["gpus"]}
@@ -122,6 +127,13 @@ def check_gpus(everyone):
         if len(set(used)) < min(len(used), len(seen)):
             text = f"ranks {some(f['rank'] for f in group)} {on(group)} use only {some(used)}"
             return "", f"{text}. Let each see all of its node: --gpus-per-node alone"
+        if len(set(used)) == len(group) and any(f["backend"] == "gloo" for f in group):
+            text = f"each of ranks {some(f['rank'] for f in group)} {on(group)} has its own, but"
+            text += " they would talk through gloo, which is slow"
+            if all(len(f["gpus"]) >= len(group) for f in group):
+                return "", f"{text}: this torch has nothing else for them. See day2/SITES.md"
+            todo = f"export SLURM_GPUS_ON_NODE={len(group)}"
+            return "", f"{text}, because Slurm does not say how many GPUs there are. {todo}"
         even = even and len(used) == len(seen) == len(group)
         if len(used) > len(seen):
             shared = f", shared by {len(used)} ranks through gloo: slow"
@@ -202,6 +214,16 @@ def check_shm(everyone):
     return f"{free / 2**20:,.0f} MB free", ""
 
 
+def check_lockable(everyone):
+    """Check that InfiniBand cards may keep enough in memory (nccl-tests#206)."""
+    used = [f for f in everyone if f["infiniband"] and f["gpus"]]
+    low = [f for f in used if f["lockable"] != resource.RLIM_INFINITY and f["lockable"] < LOCKABLE]
+    if low and len({f["host"] for f in everyone}) > 1:
+        text = f"only {low[0]['lockable'] / 2**20:,.0f} MB {on(low)}, too little for InfiniBand"
+        return "", f"{text}. Ask your site for: ulimit -l unlimited"
+    return "enough for InfiniBand" if used else "no InfiniBand that needs it", ""
+
+
 CHECKS = {
     "Python": lambda everyone: check_version("Python", everyone),
     "torch": lambda everyone: check_version("torch", everyone),
@@ -213,4 +235,5 @@ CHECKS = {
     "shared files": check_files,
     "data": check_data,
     "/dev/shm": check_shm,
+    "locked memory": check_lockable,
 }

@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import queue
+import resource
 import runpy
 import shutil
 import signal
@@ -25,6 +26,7 @@ from importlib import metadata
 from pathlib import Path
 
 from lib.environment import ROOT, read_requirements  # which any Python 3 can import
+from lib.gpus import has_gpus, hidden_by_mask, name_gpus
 
 
 def number(variable):
@@ -59,7 +61,6 @@ MNIST = {  # as in data/README.md
     "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
     "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
 }
-GPU_FILES = ["nvidia[0-9]*", "kfd", "dxg"]  # in /dev: of NVIDIA, of AMD, of WSL2
 NUMBERS = 1_000_000  # in one all_reduce, 4 bytes each
 
 
@@ -83,12 +84,14 @@ def be_the_child():
         except Exception as error:  # whatever a broken package raises
             versions[name] = f"not usable ({type(error).__name__}: {last_line(error)})"
         tell(versions=versions)
-    gpus = []
+    gpus, backend, built = [], "", True
     with contextlib.suppress(Exception):  # a torch too old for this is reported anyway
+        built = built_for_gpus()
         gpus = find_gpus()
         if gpus:
             use_gpu()  # what is wrong with it is said by the all_reduce
-    tell(gpus=gpus)
+            backend = choose_device()[1]
+    tell(gpus=gpus, backend=backend, built=built)
     if sys.stdin.readline() == "go\n":
         signal.alarm(REDUCED + 5)
         try:
@@ -114,16 +117,19 @@ def find_gpus():
     """Return the ids of the accelerators that torch sees here, as a list of strings."""
     import torch
 
-    kind = torch.accelerator.is_available() and torch.accelerator.current_accelerator().type
-    if not kind or kind == "mps":
+    _, names = name_gpus(torch)
+    if not names:
         return []
+    kind = torch.accelerator.current_accelerator().type
     properties = torch.get_device_module(kind).get_device_properties
-    count = torch.accelerator.device_count()
-    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    if not names[0]:
-        names = [str(i) for i in range(count)]
-    # A mask may name more than a process sees, such as several parts of a divided GPU (MIG).
-    return [str(getattr(properties(i), "uuid", name)) for i, name in enumerate(names[:count])]
+    return [str(getattr(properties(i), "uuid", name)) for i, name in enumerate(names)]
+
+
+def built_for_gpus():
+    """Return whether this torch can use any kind of GPU: one for CPUs only cannot."""
+    import torch
+
+    return any(getattr(torch.version, name, None) for name in ("cuda", "hip", "xpu"))
 
 
 def use_gpu():
@@ -138,13 +144,18 @@ def use_gpu():
     torch.zeros(1, device=torch.device(kind, index))
 
 
+def choose_device():
+    """Return the device and the backend that the lessons choose for this rank."""
+    lesson = runpy.run_path(str(ROOT / "day2" / "9_torch_dist_multi_node.py"))
+    return lesson["choose_device"](LOCAL_RANK, LOCAL_WORLD_SIZE)
+
+
 def reduce_for_a_while(seconds=2):
     """Repeat an all_reduce; return a line of text about it. Raises what torch raises."""
-    lesson = runpy.run_path(str(ROOT / "day2" / "9_torch_dist_multi_node.py"))
     import torch
     import torch.distributed as dist
 
-    device, backend = lesson["choose_device"](LOCAL_RANK, LOCAL_WORLD_SIZE)
+    device, backend = choose_device()
     own = None if backend == "gloo" else device
     dist.init_process_group(backend, timeout=timedelta(seconds=REDUCED - 2), device_id=own)
     tensor = torch.zeros(NUMBERS, device=device)
@@ -179,7 +190,7 @@ class Child:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         self.process = subprocess.Popen(command, text=True, errors="replace", **pipes)
         self.lines = queue.Queue()
-        self.facts = {"versions": {}, "gpus": []}
+        self.facts = {"versions": {}, "gpus": [], "backend": "", "built": True}
         threading.Thread(target=self.listen, daemon=True).start()
 
     def listen(self):
@@ -235,8 +246,8 @@ def find_facts(child):
         "local_rank": LOCAL_RANK,
         "node": NODE,
         "host": socket.gethostname(),  # imitated nodes share it
-        "gpu_files": any(next(Path("/dev").glob(name), "") for name in GPU_FILES),
-        "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "has_gpus": has_gpus(),
+        "hidden": hidden_by_mask(),
         "interface": interface,
         "addresses": [find_address(name) for name in interface.split(",") if name],
         "interfaces": [name for _, name in socket.if_nameindex() if find_address(name)],
@@ -245,6 +256,8 @@ def find_facts(child):
         "cpus_asked": 0 if IMITATED else number("SLURM_CPUS_PER_TASK"),
         "threads": number("OMP_NUM_THREADS"),
         "shm": shutil.disk_usage(shm).free if shm.is_dir() else None,
+        "infiniband": any(Path("/sys/class/infiniband").glob("*")),
+        "lockable": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         "damaged": damaged_files(),
         "h5": (ROOT / "data" / "mnist.h5").exists(),
         "folder": str(Path.cwd()),

@@ -1,6 +1,6 @@
 """Say which packages of requirements files the Python that runs this lacks.
 
-Usage: environment.py FILE...   a line for each that is missing or too old
+Usage: environment.py FILE...   a line for each that is missing or too old, as pip wants it
        environment.py --torch   a sentence if its torch and torchvision do not fit
 
 The exit status is 0 if there is nothing to say. Nothing is imported that does not come with Python:
@@ -54,12 +54,12 @@ def installed(name):
 
 
 def missing(*files):
-    """Return the distributions of some requirements files that are missing or too old."""
+    """Return what is missing or too old of some requirements files, as ["torch>=2.6", ...]."""
     found = []
     for name, oldest in read_requirements(*files).items():
         have = installed(name)
         if not have or (oldest and numbers(have) < numbers(oldest)):
-            found.append(name)
+            found.append(f"{name}>={oldest}" if oldest else name)
     return found
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 CANNOT = 69  # the exit status of a lesson that this machine or this PyTorch cannot run
 STDERR = 2
 SILENCE = 15  # seconds: srun may wait for a lost node without end
+# What PyTorch says where ranks did not meet in time: rank 0, and the others.
+APART = re.compile(r"Timed out after .* waiting for clients|client socket has timed out")
 TOLD = re.compile(rb"launcher: (\d+\.\d+) (.*)\n")  # what a task tells the one who started srun
 
 
@@ -18,11 +20,12 @@ class Verdict:
 
     first    what is known of the first to fail: "rank 1 on node2 ended with exit status 3"
     lost     the node that Slurm has lost
+    apart    whether the ranks did not meet in time
     cannot   whether torchrun has told of a rank that ended with status CANNOT
     """
 
     def __init__(self):
-        self.first, self.lost, self.cannot = "", "", False
+        self.first, self.lost, self.apart, self.cannot = "", "", False, False
         self._when = 0
 
     def failed(self, when, what):
@@ -44,6 +47,8 @@ class Verdict:
             self.lost = lost[1]
         elif re.match(rf" *exitcode *: {CANNOT} ", text):  # torchrun itself ends with 1
             self.cannot = True
+        elif APART.search(text):
+            self.apart = True
         return False
 
     def conclude(self):
@@ -54,6 +59,9 @@ class Verdict:
             say(f"The first to fail: {self.first}.\n")
         if self.lost:
             say(f"Slurm has lost {self.lost}, or cannot reach it. The rest follows from that.\n")
+        elif self.apart:
+            say("The ranks did not meet in time. If a node was slow to read Python's files, run it")
+            say(" again, or wait longer: export DIST_TIMEOUT=300. If not, see scripts/doctor.sh\n")
         return 0
 
 

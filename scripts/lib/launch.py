@@ -29,13 +29,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from lib.first_to_fail import CANNOT, Verdict, as_a_shell, ending, kill_srun, pass_on, say
+from lib.gpus import has_gpus, name_gpus
 from lib.processes import Group, end_on_signals
 from lib.slurm import choose_ranks, count_gpus, expand, options_of
 
 GRACE = 5  # seconds from SIGTERM to SIGKILL. Whoever started the launcher waits longer
 LAST_WORDS = 1.5  # seconds in which the others end by themselves, as a rule, and may say something
 STOPPED = 130  # the exit status after Ctrl-C and SIGTERM
-GPU_FILES = ("nvidia[0-9]*", "kfd", "dri", "dxg")  # in /dev; dxg: WSL2
 # What a torchrun must not find: it sets these itself. Nodes may have unequal numbers of ranks, so
 # the ranks must not be told that all nodes are alike, which is the last.
 NOT_FOR_TORCHRUN = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"]
@@ -181,7 +181,7 @@ def find_gpus():
     They are called as the variable calls them: ["CUDA_VISIBLE_DEVICES", "2", "3"]. Where there are
     none the list is empty, and nobody has to wait for torch.
     """
-    if not any(any(Path("/dev").glob(name)) for name in GPU_FILES):
+    if not has_gpus() and not Path("/dev/dri").exists():  # which Intel's may have alone
         return []
     # In a process of its own: torch is large. If it cannot be imported, the ranks will say so, too.
     command = [sys.executable, __file__, "gpus"]
@@ -192,14 +192,8 @@ def print_gpus():
     """Print what find_gpus returns."""
     import torch
 
-    count = torch.accelerator.device_count()
-    kind = torch.accelerator.current_accelerator().type if count else "cpu"
-    name = "ZE_AFFINITY_MASK" if kind == "xpu" else "CUDA_VISIBLE_DEVICES"
-    if torch.version.hip and "HIP_VISIBLE_DEVICES" in os.environ:
-        name = "HIP_VISIBLE_DEVICES"
-    if kind not in ("cpu", "mps"):  # the lessons do not use Apple's
-        chosen = [x.strip() for x in os.environ.get(name, "").split(",") if x.strip()]
-        print(name, *(chosen or range(count))[:count])
+    name, gpus = name_gpus(torch)
+    print(name, *gpus)
 
 
 def share_gpus(found, nodes, each):
@@ -308,12 +302,32 @@ def be_task(args):
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     with watched([log] if args.monitor and variables["LOCAL_RANK"] == "0" else []):
-        status = subprocess.run(command, env=environment).returncode
-    if status:
+        status, told = run_and_pass_sigterm_on(command, environment)
+    if status and not told:
         who = "torchrun" if args.torchrun else f"rank {variables['RANK']}"
         say(f"launcher: {time.time():.6f} {who} on {name} ended with {ending(status)}\n")
         time.sleep(0.5)  # srun ends a job with the first of its tasks, and may drop what was said
     return as_a_shell(status)
+
+
+def run_and_pass_sigterm_on(command, environment):
+    """Run a command; return its exit status, and whether SIGTERM has come for it.
+
+    Where Slurm tracks processes with control groups, it signals only those that it has started
+    itself, such as this one. And the rank may have something to save.
+    """
+    running, told = [], []
+
+    def pass_sigterm_on(number, frame):
+        told.append(number)
+        for process in running:
+            process.send_signal(number)
+
+    signal.signal(signal.SIGTERM, pass_sigterm_on)
+    running.append(subprocess.Popen(command, env=environment))
+    if told:  # before it was started
+        running[0].send_signal(signal.SIGTERM)
+    return running[0].wait(), bool(told)
 
 
 def port_of_step(environ):
@@ -338,7 +352,8 @@ def print_probe(args):
 def print_plan(args):
     """Print what is to be started inside an allocation. Behind each part stands a NUL character.
 
-    The parts: what is said to the user, MASTER_PORT, RANKS_PER_NODE, and all arguments of srun.
+    The parts: what is said to the user, MASTER_ADDR, MASTER_PORT, RANKS_PER_NODE, and all arguments
+    of srun.
     """
     nodes = args.nodes.split()
     # What print_probe has said. The first is the first node's, and may be the only one.
@@ -362,7 +377,7 @@ def print_plan(args):
         f"meeting point: {address}:{port}, interface {interface}",
         f"each rank: {cpus} CPUs, {args.python}, started by {by}",
     ]
-    print("\n".join(said), port, each, *options, *args.command, sep="\0", end="\0")
+    print("\n".join(said), address, port, each, *options, *args.command, sep="\0", end="\0")
 
 
 def pass_errors_on(args):

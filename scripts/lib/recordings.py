@@ -1,13 +1,18 @@
 """What was recorded, and the tables of it: outputs, faults, versions, GPUs, devices."""
 
+import functools
 import json
 import os
 import re
+import shutil
+import socket
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
-from lib import processes
+from lib import machine, processes
 from lib.course import ROOT, read_course
 from lib.environment import numbers
 from lib.machine import recorded
@@ -16,26 +21,173 @@ from lib.run_lesson import command_of, run
 
 FAULTS_LIMIT = 7200  # seconds that the tests of faults may take
 WORKS_WITH = ROOT / "tests" / "works_with.json"
-RECORDS = ROOT / "tests" / "records"  # of tests/on_gpu.py
+RECORDS = ROOT / "tests" / "records"  # of update_docs.py --record, and of tests/on_gpu.py
+RECORD = "python scripts/update_docs.py --record"
+SHOWN = "2-cpu-cores"  # the record whose output the pages show
+WAYS = ("course", "all", "shared", "one")  # of --record, then groups of tests/on_gpu.py
 GROUPS = ["processes", "network", "data", "checkpoints", "use", "numerics"]
 
 
-def record(lesson, folder, old):
-    """Run a lesson as run_course.sh would. Return its Markdown: command and output.
+def clean(text, folder):
+    """Return a text without the names of this machine, of its nodes and of its folders."""
+    paths = {f"{folder}": ".", sys.executable: "python", f"{ROOT}/": "", f"{ROOT}": "."}
+    for path, instead in paths.items():
+        text = text.replace(path, instead)
+    text = re.sub(r"(?<![\w./:~-])/([\w.+-]+/)+", "", text)  # of every other path only the file
+    for number, name in enumerate(names_of_nodes(), 1):
+        text = re.sub(rf"\b{re.escape(name)}\b(\.[\w-]+)*", f"node{number}", text)  # and domain
+    return re.sub(rf"\b{re.escape(socket.gethostname())}\b", "this-machine", text)
 
-    That is the old one where the lesson cannot run on this machine.
+
+@functools.cache
+def names_of_nodes():
+    """Return the names of the nodes of the Slurm allocation in which this is, [] without one."""
+    command = ["scontrol", "show", "hostnames", os.environ.get("SLURM_JOB_NODELIST", "")]
+    if not command[-1] or shutil.which(command[0]) is None:
+        return []
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout.split()
+
+
+def write_record(path, record):
+    """Write a record of this machine, or end with a sentence."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record, indent=1) + "\n")
+    except OSError as error:
+        sys.exit(f"The record cannot be written: {error.filename}: {error.strerror}")
+
+
+def record(lessons):
+    """Run lessons as run_course.sh would, and put them into the record of this machine.
+
+    What it has of other lessons stays. Return its path, and the lessons that failed, {id: why}.
+    Raises ValueError with a sentence if torch cannot be asked about the machine.
     """
-    print(f"recording lesson {lesson['id']}", flush=True)
-    result = run(lesson, cwd=folder)
-    if result["problem"]:
-        sys.exit(f"lesson {lesson['id']} failed: {result['problem']}")
-    if result["skipped"]:
-        print(f"lesson {lesson['id']} keeps its old output: {result['skipped']}")
-        return old
-    program, arguments = command_of(lesson)
-    # What another machine would print too: without where the repository lies here.
-    output = result["output"].rstrip().replace(f"{ROOT}/", "").replace(sys.executable, "python")
-    return f"```console\n$ {' '.join([program, *arguments])}\n{output}\n```\n"
+    here, failed = machine.look(), {}
+    here |= {"cores": machine.cores(), "nodes": machine.nodes()}
+    path = RECORDS / f"{machine.name_of(here)}.json"
+    known = json.loads(path.read_text())["items"] if path.exists() else []
+    items = {x["item"]: x for x in known}
+    gpus = f"{here['count']} x {here['name']}" if here["count"] else ""
+    nodes = [f"{here['nodes']} nodes"] if here["nodes"] > 1 else []
+    with tempfile.TemporaryDirectory() as folder:
+        for lesson in lessons:
+            name = f"course:{lesson['id']}"
+            print(f"recording lesson {lesson['id']}", flush=True)
+            result = run(lesson, cwd=folder)
+            if result["problem"]:
+                failed[lesson["id"]] = result["problem"]
+                continue
+            if result["skipped"]:
+                print(f"lesson {lesson['id']} is not recorded: {result['skipped']}")
+                continue
+            program, arguments = command_of(lesson)
+            items[name] = {
+                "item": name,
+                "recorded": time.strftime("%Y-%m-%d"),
+                "on": machine.described(gpus, *nodes),
+                "command": " ".join([program, *arguments]),
+                "verdict": "same",
+                "seconds": round(result["seconds"], 1),
+                "showed": result["showed"],
+                "output": clean(result["output"].rstrip(), folder).splitlines(),
+            }
+            in_order = [items[x] for x in map("course:{}".format, names_of_lessons()) if x in items]
+            write_record(path, {"command": RECORD, "machine": here, "items": in_order})
+    return path, failed
+
+
+def names_of_lessons():
+    """Return the ids of all lessons, in their order."""
+    return [x["id"] for x in read_course()]
+
+
+def read_records():
+    """Return all records of tests/records, {path: record}."""
+    return {path: json.loads(path.read_text()) for path in sorted(RECORDS.glob("*.json"))}
+
+
+def lessons_in(record):
+    """Return the item of each lesson in a record, {lesson id: item}.
+
+    on_gpu.py runs a lesson in several ways. The one that is most like run_course.sh counts.
+    """
+    items = {x["item"]: x for x in record.get("items", [])}
+    return {
+        name: next(items[f"{way}:{name}"] for way in WAYS if f"{way}:{name}" in items)
+        for name in names_of_lessons()
+        if any(f"{way}:{name}" in items for way in WAYS)
+    }
+
+
+def column(kind, records):
+    """Return the record that stands for a kind of machine in the table; None if there is none.
+
+    That is the one with the most lessons; of equal ones, the newest. On machines without a GPU it
+    is the one whose output the pages show.
+    """
+    those = {path: x for path, x in records.items() if machine.kind_of(x["machine"]) == kind}
+    shown = [x for path, x in those.items() if path.stem == SHOWN]
+    return max(shown or those.values(), key=lambda x: (len(lessons_in(x)), newest(x)), default=None)
+
+
+def newest(record):
+    """Return the newest date in a record."""
+    return max((date_of(record, x) for x in record.get("items", [])), default="")
+
+
+def date_of(record, item):
+    """Return when an item was recorded: on_gpu.py has one date for all."""
+    return item.get("recorded") or record["recorded"]
+
+
+def outputs():
+    """Return what the pages show, {lesson id: Markdown}: command and output, without a GPU.
+
+    Where there are several such records, it is that of two cores, if it has the lesson.
+    """
+    items, records = {}, read_records()
+    for path in sorted(records, key=lambda path: path.stem == SHOWN):
+        if machine.kind_of(records[path]["machine"]) == "no GPU":
+            items |= lessons_in(records[path])
+    return {
+        name: "\n".join(["```console", f"$ {x['command']}", *x["output"], "```\n"])
+        for name, x in items.items()
+    }
+
+
+def measured():
+    """Return the table of what each lesson showed, with a column for each kind of machine."""
+    records = read_records()
+    columns = {kind: column(kind, records) for kind in machine.KINDS}
+    found = {kind: lessons_in(x) if x else {} for kind, x in columns.items()}
+    rows = [f"| lesson | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
+    for name in names_of_lessons():
+        cells = [said(items[name]) if name in items else "" for items in found.values()]
+        rows.append(f"| {' | '.join([name, *cells])} |")
+    lines = [line for kind, x in columns.items() if x for line in when(x, found[kind])]
+    return "\n".join(["\n\n".join(lines), "", *rows, ""])
+
+
+def said(item):
+    """Return what stands in the table of a lesson on a machine."""
+    return f"`{item['showed']}`" if item["verdict"] == "same" else item["verdict"]
+
+
+def when(record, items):
+    """Return lines on when, how and where the lessons of a column were recorded.
+
+    update_docs.py --record may have recorded some lessons later: a line on a few names them.
+    """
+    groups = {}
+    for name, x in items.items():
+        groups.setdefault((date_of(record, x), x.get("on") or record["on"]), []).append(name)
+    lines = []
+    for (date, where), names in sorted(groups.items(), key=lambda x: -len(x[1])):
+        few = record["command"] == RECORD and 2 * len(names) <= len(names_of_lessons())
+        command = " ".join([record["command"], *(names if few else [])])
+        lines.append(f"Recorded on {date} with `{command}`: {where}.")
+    return lines
 
 
 def folded(output):
@@ -100,15 +252,6 @@ def seen_in(x):
     return says or "the prompt", x["do"]
 
 
-def measured(outputs):
-    """Return the table of the proof lines of all recorded outputs."""
-    rows = ["| lesson | what it showed |", "|---|---|"]
-    for name, output in outputs.items():
-        proofs = [line for line in output.splitlines() if line.startswith("=>")]
-        rows += [f"| {name} | `{proof}` |" for proof in proofs]
-    return recorded("python scripts/update_docs.py --record") + "\n" + "\n".join(rows) + "\n"
-
-
 def setting(record):
     """Return what a record of run_tests.sh --torch is of: torch, Python such as 3.11, machine."""
     return record["torch"], record["Python"].rpartition(".")[0], record["machine"]
@@ -148,16 +291,17 @@ def gpu_table():
         "| recorded | GPUs | torch | as expected | different | skipped |",
         "|---|---|---|---|---|---|",
     ]
-    for path in sorted(RECORDS.glob("*.json")):
-        record = json.loads(path.read_text())
-        machine, names = record["machine"], {"same": [], "DIFFERENT": [], "skipped": []}
+    for path, record in read_records().items():
+        if "planned" not in record:  # it is one of update_docs.py --record
+            continue
+        gpus, names = record["machine"], {"same": [], "DIFFERENT": [], "skipped": []}
         for x in record["items"]:
             names[x["verdict"]].append(f"`{x['item']}`")
-        nccl = f", NCCL {machine['NCCL']}" if "NCCL" in machine else ""
+        nccl = f", NCCL {gpus['NCCL']}" if "NCCL" in gpus else ""
         cells = [
             f"[{record['recorded']}]({path.relative_to(ROOT)})",
-            f"{machine['count']} x {machine['name']}",
-            f"{machine['torch']}{nccl}",
+            f"{gpus['count']} x {gpus['name']}",
+            f"{gpus['torch']}{nccl}",
             f"{len(names['same'])} of {record['planned']}",
             ", ".join(names["DIFFERENT"]) or "nothing",
             ", ".join(names["skipped"]) or "nothing",

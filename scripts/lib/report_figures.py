@@ -342,7 +342,9 @@ def draw_recommender(name, title, results):
 
 def draw_ways(name, title, results):
     """Draw how long a step takes with each way of lesson 16, and say how much it sends."""
-    pattern = r"^([A-Za-z]\S*(?: \S+)?) +([\d.]+) +([\d.]+) +([\d.]+) +([\d,]+) +[\d.]+ +[\d.]+%$"
+    pattern = (
+        r"^([A-Za-z]\S*(?: \S+){0,2}) +([\d.]+) +([\d.]+) +([\d.]+) +([\d,]+) +[\d.]+ +[\d.]+%$"
+    )
     rows = find(pattern, results)
     if not rows:
         return None

@@ -246,6 +246,12 @@ def take_shares():
     return {name: [float(x) for x in numbers] for name, *numbers in rows}
 
 
+def take_nodes():
+    """Return what lesson 18 measured: rows of nodes, Mbit/s, gain predicted and measured."""
+    rows = table(page_of("18"), "| nodes | link, Mbit/s |")
+    return [[float(x) for x in (row[0], row[1], row[3], row[4])] for row in rows]
+
+
 def record():
     """Run what the figures show and write data/*.json."""
     record_profiler()
@@ -1167,6 +1173,37 @@ def powersgd():
     return axes
 
 
+def local_sgd():
+    """Local SGD: the ranks part, step by step, and meet again at the mean of their parameters."""
+    axes, period, means = sheet(5.2), 8, [1.35, 2.75, 3.5, 3.95]
+    # What each rank adds to the common way at the end of a period: 0 on average.
+    spread = [[0.75, -0.35, 0.25, -0.65], [-0.25, 0.4, -0.7, 0.55], [0.65, -0.6, 0.25, -0.3]]
+    width = 2.2
+    for part in range(3):
+        left, begin, end = 0.75 + part * width, means[part], means[part + 1]
+        for rank, color in enumerate(RANKS):
+            xs, ys = [], []
+            for step in range(period + 1):
+                share = step / period
+                wiggle = 0.07 * ((step * (rank + 2) + part) % 3 - 1) * (0 < step < period)
+                xs.append(left + share * width)
+                ys.append(begin + share * (end - begin + spread[part][rank]) + wiggle)
+            axes.plot(xs, ys, color=color, lw=2, marker="o", ms=5)
+            axes.plot([xs[-1]] * 2, [ys[-1], end], color=color, lw=2, ls=":")
+        axes.plot(left + width, end, marker="D", color=INK, ms=13, zorder=3)
+    axes.plot(0.75, means[0], marker="D", color=INK, ms=13, zorder=3)
+    bracket(axes, 0.75, 0.75 + width, 0.72, -0.1)
+    say(axes, 0.75 + width / 2, 0.45, f"{period} steps alone", SIZE)
+    bracket(axes, 0.82 + width, 7.4, 0.72, -0.1)
+    say(axes, 0.82 + 2 * width, 0.45, "the same again", SIZE, GREY)
+    for rank, color in enumerate(RANKS):
+        say(axes, 0.3, 4.0 - rank * 0.32, f"rank {rank}", SMALL, color, "left", weight="bold")
+    say(axes, 0.1, 4.92, "a parameter of the model, on each rank (a sketch)", SMALL, GREY, "left")
+    axes.plot(3.6, 1.35, marker="D", color=INK, ms=13)
+    say(axes, 3.85, 1.35, "all_reduce: all take the mean", SMALL, ha="left")
+    return axes
+
+
 def skipped_collective():
     """A hang: rank 2 skips a collective, and the others wait in it until the timeout."""
     axes = sheet(5.5)
@@ -1272,6 +1309,32 @@ def fsdp_time():
     return axes
 
 
+def step_time():
+    """What lesson 18 adds up: buckets of gradients that are sent while backward computes."""
+    axes = sheet(4.75)
+    say(axes, 1.1, 3.28, "compute", SMALL, GREY, "right")
+    say(axes, 1.1, 2.13, "send", SMALL, GREY, "right")
+    backward, end = 2.25, 5.25
+    bars = [(1.2, 1.02, "forward", COMPUTE), (backward, end - backward, "backward", COMPUTE)]
+    last = 6.75
+    bars.append((last, 0.9, "step", COMPUTE))
+    timeline_row(axes, 2.95, bars, 0.65)
+    for full, begin, width, label in ((3.55, 3.55, 1.4, "bucket 1"), (end, end, 1.47, "bucket 2")):
+        box(axes, begin, 1.8, width, 0.65, label, SEND, size=SMALL)
+        arrow(axes, (full - 0.03, 2.93), (full + 0.03, 2.5), SENT, lw=2, mutation_scale=14)
+    say(axes, 3.5, 4.0, "full", SIZE, SENT)
+    arrow(axes, (3.52, 3.82), (3.52, 3.62), SENT, lw=2, mutation_scale=14)
+    say(axes, end - 0.03, 4.0, "full", SIZE, SENT)
+    arrow(axes, (end - 0.03, 3.82), (end - 0.03, 3.62), SENT, lw=2, mutation_scale=14)
+    say(axes, 1.2, 4.45, "Each bucket: latency + size / bandwidth", SIZE, ha="left", weight="bold")
+    bracket(axes, 3.55, 4.95, 1.63, -0.1, RANKS[2])
+    say(axes, 4.25, 1.33, "hidden", SIZE, RANKS[2], weight="bold")
+    bracket(axes, end + 0.03, last - 0.03, 1.63, -0.1, RANKS[1])
+    say(axes, 6.05, 1.33, "makes it longer", SIZE, RANKS[1], weight="bold")
+    time_axis(axes, 1.2, 7.7, 0.62)
+    return axes
+
+
 def course_map():
     """All lessons in order: what each adds, and which of them give the same losses."""
     axes = sheet(7.0, 9.0)
@@ -1279,7 +1342,7 @@ def course_map():
     first += ["gradients\nby hand", "profiler", "DDP", "timing", "learning\nrate"]
     second = ["all_reduce", "lesson 8\non nodes", "data from\ndisk"]
     beyond = ["restart", "full\nrecipe", "sparse\ngradients", "Accelerate"]
-    beyond += ["slow\nnetwork", "FSDP"]
+    beyond += ["slow\nnetwork", "FSDP", "a second\nnode?"]
     number, middle = 0, {}
     for title, top, words in (
         ("Day 1: one node", 6.74, first),
@@ -1562,38 +1625,39 @@ def memory_file():
 
 
 def parallelism():
-    """Which parallelism when: what to ask of a model, and what the answer leads to."""
-    axes = sheet(5.6)
+    """Which way for my job: what to ask of a training step, and what the answer leads to."""
+    axes = sheet(5.9)
     questions = [
-        (4.45, "Does a training step fit\ninto one GPU's memory?"),
-        (2.6, "Does it fit, if each rank\nkeeps only a part?"),
-        (0.75, "Does one layer fit?"),
+        (4.55, "Does a step fit into one\nGPU? Adam: 16 bytes a\nparameter, and activations"),
+        (2.6, "Does a part fit? 16 / N\nbytes, one whole layer,\nand activations"),
+        (0.75, "What does not fit: the\nlayers, or a single one?"),
     ]
     answers = [
-        (4.9, "fast enough: one GPU", PALE),
-        (4.05, "too slow: DDP (lesson 6)", DONE),
-        (2.75, "FSDP (lesson 17)", DONE),
+        (5.25, "fast enough: one GPU", PALE),
+        (4.5, "too slow: DDP (lesson 6)", DONE),
+        (3.68, "and slow link: lesson 16", DONE),
+        (2.83, "FSDP (lesson 17)", DONE),
         (1.42, "the layers: pipeline", YELLOW),
         (0.57, "a layer: tensor parallel", YELLOW),
     ]
-    for y, words in questions[:2]:
-        box(axes, 0.1, y, 3.2, 0.95, words, COMPUTE)
-    box(axes, 0.1, 0.75, 3.2, 0.95, "What does not fit: the\nlayers, or a single one?", COMPUTE)
+    for y, words in questions:
+        box(axes, 0.1, y, 3.25, 1.2 if words.count("\n") > 1 else 0.95, words, COMPUTE, size=SMALL)
     for y, words, color in answers:
-        box(axes, 4.55, y, 3.15, 0.65, words, color)
+        box(axes, 4.55, y, 3.15, 0.6, words, color)
     for start, end, word in (
-        (4.92, 5.22, "yes"),
-        (4.92, 4.37, ""),
-        (3.07, 3.07, "yes"),
-        (1.22, 1.74, ""),
-        (1.22, 0.9, ""),
+        (5.15, 5.5, "yes"),
+        (5.15, 4.8, ""),
+        (3.13, 3.13, "yes"),
+        (1.22, 1.72, ""),
+        (1.22, 0.87, ""),
     ):
-        arrow(axes, (3.35, start), (4.5, end), lw=2)
+        arrow(axes, (3.4, start), (4.5, end), lw=2)
         if word:
             say(axes, 3.85, max(start, end) + 0.17, word, SMALL, GREY)
-    for y in (4.42, 2.57):
-        arrow(axes, (1.7, y), (1.7, y - 0.85))
-        say(axes, 2.0, y - 0.38, "no", SMALL, GREY)
+    arrow(axes, (6.1, 4.48), (6.1, 4.3), lw=2, mutation_scale=14)
+    for y in (4.52, 2.57):
+        arrow(axes, (1.7, y), (1.7, y - 0.69 if y > 4 else 1.73))
+        say(axes, 2.0, y - 0.36, "no", SMALL, GREY)
     say(axes, 3.9, 0.2, "Large jobs combine them: one inside a node, another between.", SMALL, GREY)
     return axes
 
@@ -1729,6 +1793,8 @@ def sharded_measured():
 def slow_link():
     """What lesson 16 measured on slow links: how much of a step is sending, at the least."""
     data = take_ways()
+    for way in ("local SGD 1", "local SGD 32"):  # as plain DDP; hardly anything
+        del data[way]
     figure = Figure(figsize=(WIDTH, 5.3))
     for panel, (title, mbits) in enumerate((("100 Mbit/s", 100), ("1 Gbit/s", 1000))):
         axes = figure.add_axes((0.2, 0.515 - panel * 0.44, 0.76, 0.325))
@@ -1759,16 +1825,50 @@ def slow_link():
     return axes
 
 
+def second_node():
+    """How many times as fast two and three nodes are on slow links: predicted and measured."""
+    figure = Figure(figsize=(WIDTH, 6.2))
+    axes = figure.add_axes((0.14, 0.13, 0.82, 0.72))
+    axes.tick_params(labelsize=SMALL, colors=INK)
+    axes.spines[["top", "right"]].set_visible(False)
+    ticks = [0.01, 0.03, 0.1, 0.3, 1, 3]
+    axes.plot([0.006, 4], [0.006, 4], color=GREY, lw=1.5, zorder=0)
+    for at in (axes.axvline, axes.axhline):
+        at(1, color=LINE, lw=1.5, ls="--", zorder=0)
+    for (link, color), (nodes, marker) in itertools.product(
+        zip((50, 200, 1000), RANKS), ((2, "o"), (3, "^"))
+    ):
+        points = [row[2:] for row in take_nodes() if row[:2] == [nodes, link]]
+        label = f"{link} Mbit/s" if nodes == 2 else None
+        axes.plot(*zip(*points), marker, ms=11, color=color, label=label)
+    axes.set(xscale="log", yscale="log", xlim=(0.006, 4), ylim=(0.006, 4))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_ticks(ticks, [f"{x:g}" for x in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("times as fast as one node, predicted", size=SIZE)
+    axes.set_ylabel("measured", size=SIZE)
+    say(axes, 0.0075, 1.25, "faster than one node", SMALL, GREY, "left")
+    say(axes, 0.0075, 0.8, "slower", SMALL, GREY, "left")
+    axes.legend(
+        fontsize=SIZE, frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(-0.14, 1.0),
+        handletextpad=0.1, columnspacing=0.8,
+    )  # fmt: skip
+    texts = ((0.019, "circle: 2 nodes"), (0.011, "triangle: 3 nodes"))
+    for at, text in texts:
+        say(axes, 0.12, at, text, SMALL, GREY, "left")
+    return axes
+
+
 # What figures take from the pages.
-TAKEN = [take_messages, take_links, take_layouts, take_memory, take_ways, take_shares]
+TAKEN = [take_messages, take_links, take_layouts, take_memory, take_ways, take_shares, take_nodes]
 FIGURES = [
     course_map, why, processes, ring, ring_circle, bandwidth_1, shares_5, shares_profile,
     digits, loss_2, identical, sampler, data_parallel, timeline_by_hand, profiler, buckets,
     timeline_ddp, loss_6, speedup_7, warm_up, loss_8, loss_10, slurm, nodes, launchers, groups,
     skipped_collective, chunks, streaming, shuffle_buffer, restart, accumulation, shards,
-    recommender, accelerate, powersgd, sharded, fsdp_time, messages_9, link_9, interfaces,
-    layout_speed, memory_file, parallelism, whole_file, stop_together, tested_once,
-    gather_scatter, sharded_measured, slow_link,
+    recommender, accelerate, powersgd, local_sgd, sharded, fsdp_time, messages_9, link_9,
+    interfaces, layout_speed, memory_file, parallelism, whole_file, stop_together, tested_once,
+    gather_scatter, sharded_measured, slow_link, step_time, second_node,
 ]  # fmt: skip
 
 

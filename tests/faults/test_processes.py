@@ -1,6 +1,7 @@
 """Ranks, launchers and nodes that die, stop, fail or run out of memory."""
 
 import os
+import re
 import resource
 import signal
 import sys
@@ -12,6 +13,7 @@ from helpers import LAUNCHER, LESSONS, ROOT, wait_for
 
 MEMORY = "Often memory ran out: fewer processes, or a smaller `--batch-size`."
 FIRST = "Look above for what this rank says itself."
+LOST = r"Slurm has lost node2, or cannot reach it\.|A node does not answer: see"
 
 
 def long(lesson_id, folder):
@@ -208,8 +210,20 @@ def test_a_whole_node_is_lost(breakable, tmp_path):
     job = on_slurm(breakable, "salloc", "--nodes", 2, LAUNCHER, "9", cwd=tmp_path)
     job.until("1 MB:")
     os.kill(breakable.pid("node2"), signal.SIGKILL)
-    job.check(
+    output = job.check(
         "a node is lost, Slurm",
-        r"^(Slurm has lost node2, or cannot reach it\.|A node does not answer: see) .*$",
+        rf"^({LOST}) .*$",
         "Start again without that node: `--exclude` at `salloc`.",
     )
+    assert f"{LAUNCHER.name}: line " not in output  # which bash says when it is killed
+
+
+def test_a_whole_node_is_lost_under_torchrun(breakable, tmp_path):
+    job = on_slurm(breakable, "salloc", "--nodes", 2, LAUNCHER, "--torchrun", "9", cwd=tmp_path)
+    job.until("1 MB:")
+    os.kill(breakable.pid("node2"), signal.SIGKILL)
+    ended = wait_for(lambda: job.process.poll() is not None, 60)
+    output = job.end()
+    assert ended, output
+    assert job.process.returncode != 0
+    assert re.search(rf"^({LOST}) ", output, re.M), output

@@ -18,8 +18,9 @@ With neither of the first two, nothing is changed. A real GPU is hidden by it.
 The masks hold as they do for torch: CUDA_VISIBLE_DEVICES for cuda (numbers, GPU-..., MIG-...; an
 empty one hides all), ROCR_VISIBLE_DEVICES and, in what that leaves, HIP_VISIBLE_DEVICES or
 CUDA_VISIBLE_DEVICES for hip (an *empty* HIP or CUDA mask hides nothing there; -1 does), and
-ZE_AFFINITY_MASK for xpu. They are read at every call, so a test may change them in between, and
-STANDIN_GPUS too. (STANDIN_KIND decides at the import what torch.version says.)
+ZE_AFFINITY_MASK for xpu (with ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE it names stacks, too: 0.0,0.1).
+They are read at every call, so a test may change them in between, and STANDIN_GPUS too.
+(STANDIN_KIND decides at the import what torch.version says.)
 
 What answers, after `import torch`: torch.accelerator (is_available, current_accelerator,
 device_count, current_device_index, set_device_index, synchronize), torch.cuda or torch.xpu
@@ -79,7 +80,10 @@ def visible():
     """Return what this process sees: numbers of GPUs in the machine, or names of parts, MIG-..."""
     devices = list(range(int(os.environ.get("STANDIN_GPUS", 0))))
     if kind() == "xpu":
-        return choose(os.environ.get("ZE_AFFINITY_MASK") or None, devices)
+        mask = os.environ.get("ZE_AFFINITY_MASK") or None
+        if mask and os.environ.get("ZE_FLAT_DEVICE_HIERARCHY") == "COMPOSITE":
+            mask = ",".join(dict.fromkeys(x.strip().partition(".")[0] for x in mask.split(",")))
+        return choose(mask, devices)
     if kind() == "hip":
         devices = choose(os.environ.get("ROCR_VISIBLE_DEVICES"), devices)
         names = "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"

@@ -1,0 +1,17 @@
+"""Exercise 13.5: the models of all ranks, and the one that a single process trains."""
+
+from checks.common import close, flat, gap
+
+
+def look(exercise, rank, world_size):
+    together = flat(exercise.train(rank, world_size))
+    # With all points on each rank there is nothing to average: so one process would train.
+    return together, flat(exercise.train(0, 1))
+
+
+def judge(seen):
+    for rank, (together, alone) in enumerate(seen):
+        yield (
+            close(together, alone),
+            f"rank {rank}: parameters up to {gap(together, alone):.1g} from those of one process",
+        )

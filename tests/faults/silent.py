@@ -1,0 +1,201 @@
+"""Trains a tiny model with one silent fault after the other, and notes what comes of each.
+
+Run on every rank by test_silent.py. The argument is the file of lesson 13, whose check is used. At
+the end rank 0 prints JSON: {program or fault: {"says": what the check says, "gap": the largest
+difference to the losses of one process, "messages": of DDP, "tested": images in the test}}.
+"""
+
+import io
+import json
+import runpy
+import sys
+from contextlib import nullcontext, redirect_stderr
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+# A fault, and the program in which it is planted.
+FAULTS = {
+    "one rank skips a step": "plain",
+    "one rank's batches are smaller": "plain",
+    "every rank has the same data": "plain",
+    "some test images count twice": "plain",
+    "other first weights": "by hand",
+    "the forward pass goes through `.module`": "plain",
+    "an old checkpoint on one rank": "plain",
+    "a layer is unfrozen after wrapping": "plain",
+    "buffers are not synchronized": "buffers",
+    "no `set_epoch`": "plain",
+    "one rank's data is shifted": "plain",
+    "gradients are added up, not averaged": "by hand",
+    "the loss is multiplied by the world size": "plain",
+    "the loss is multiplied, but with Adam": "Adam",
+    "`no_sync` around `backward` only": "two batches a step",
+    "the same dropout on all ranks": "dropout",
+}
+BATCH, EVERY, EPOCHS = 4, 3, 2
+MIDDLE = {"dropout": nn.Dropout, "buffers": lambda: nn.BatchNorm1d(16)}
+SOURCE = torch.Generator().manual_seed(0)
+IMAGES, LABELS = torch.randn(120, 8, generator=SOURCE), torch.randint(3, (120,), generator=SOURCE)
+TRAIN = TensorDataset(IMAGES, LABELS)
+TEST = TensorDataset(IMAGES[:31], LABELS[:31])  # neither 2 nor 3 nor 5 ranks share 31 evenly
+
+
+def make_model(program, seed=0):
+    """Return a model and its optimizer."""
+    torch.manual_seed(seed)
+    middle = MIDDLE.get(program, nn.Identity)()
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), middle, nn.Linear(16, 3))
+    if program == "Adam":
+        return model, torch.optim.Adam(model.parameters(), lr=0.01)
+    return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def wrap(plain, sent):
+    """Return the model in DDP, which notes in sent each message that it sends."""
+    model = DistributedDataParallel(plain)
+
+    def hook(_, bucket):
+        sent.append(bucket.index())
+        return allreduce_hook(None, bucket)
+
+    model.register_comm_hook(None, hook)
+    return model
+
+
+def part_of(sampler, wrong, rank):
+    """Return the indices of a rank's images in this epoch."""
+    indices = list(sampler)
+    if wrong == "one rank's data is shifted" and rank == 1:
+        return indices[3:] + indices[:3]
+    return indices
+
+
+def gradients(wrong, program, model, plain, images, labels, last):
+    """Compute the gradients of a batch, averaged over the ranks. Return its loss."""
+    world_size = dist.get_world_size()
+    forward = plain if wrong == "the forward pass goes through `.module`" else model
+    silent = model.no_sync() if program == "two batches a step" and not last else nullcontext()
+    late = wrong == "`no_sync` around `backward` only"
+    with nullcontext() if late else silent:
+        loss = F.cross_entropy(forward(images), labels)
+        longer = (
+            "the loss is multiplied by the world size",
+            "the loss is multiplied, but with Adam",
+        )
+        factor = world_size if wrong in longer else 1
+        factor /= 2 if program == "two batches a step" else 1
+        with silent if late else nullcontext():
+            (factor * loss).backward()
+    if program == "by hand":
+        for parameter in plain.parameters():
+            dist.all_reduce(parameter.grad)
+            if wrong != "gradients are added up, not averaged":
+                parameter.grad /= world_size
+    return loss.detach()
+
+
+def train(program, wrong, check, seen):
+    """Train with a fault, or without one if wrong is None. Fill in seen."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    plain, optimizer = make_model(program, rank if wrong == "other first weights" else 0)
+    if wrong == "an old checkpoint on one rank" and rank == 1:
+        # DDP copies the weights of rank 0 to all ranks, but not what the optimizer has.
+        for parameter in plain.parameters():
+            optimizer.state[parameter]["momentum_buffer"] = torch.full_like(parameter, 0.01)
+    plain[0].requires_grad_(wrong != "a layer is unfrozen after wrapping")
+    sent = []
+    model = plain if program == "by hand" else wrap(plain, sent)
+    plain[0].requires_grad_(True)
+    if program == "dropout":
+        torch.manual_seed(0 if wrong else rank)
+    two = program == "two batches a step"
+    batch_size = BATCH // 2 if two else BATCH
+    if wrong == "one rank's batches are smaller" and rank == 1:
+        batch_size -= 1
+    place = 0 if wrong == "every rank has the same data" else rank
+    sampler = DistributedSampler(TRAIN, world_size, place)
+    losses = []
+    backwards = 0
+    samples = 0
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(0 if wrong == "no `set_epoch`" else epoch)
+        loader = DataLoader(TRAIN, batch_size, sampler=part_of(sampler, wrong, rank))
+        for number, (images, labels) in enumerate(loader, start=1):
+            if wrong == "one rank skips a step" and rank == 1 and number == 2:
+                continue
+            last = not two or number % 2 == 0
+            losses.append(gradients(wrong, program, model, plain, images, labels, last))
+            backwards += 1
+            samples += len(labels)
+            if backwards % EVERY == 0:
+                check(number, samples, images, plain.named_parameters())
+            if last:
+                optimizer.step()
+                optimizer.zero_grad()
+    if program == "buffers":
+        if not wrong:
+            for buffer in plain.buffers():
+                dist.broadcast(buffer, src=0)
+        check(number, samples, images, plain.named_buffers())
+    losses = torch.stack(losses)
+    dist.all_reduce(losses)
+    losses = (losses / world_size).view(-1, 2 if two else 1).mean(dim=1)
+    seen["gap"] = (losses - losses_of_one_process(program)).abs().max().item()
+    seen["messages"] = len(sent)
+
+
+def losses_of_one_process(program):
+    """Return the losses of one process with the same global batches."""
+    model, optimizer = make_model("Adam" if program == "Adam" else "plain")
+    sampler = DistributedSampler(TRAIN, 1, 0)
+    losses = []
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        for images, labels in DataLoader(TRAIN, BATCH * dist.get_world_size(), sampler=sampler):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(images), labels)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+def tested(lesson, wrong):
+    """Return how many images all ranks together test."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if wrong != "some test images count twice":
+        model, _ = make_model("plain")
+        return lesson["evaluate_together"](model, TEST, rank, world_size, torch.device("cpu"))[1]
+    count = torch.tensor(len(list(DistributedSampler(TEST, world_size, rank))))
+    dist.all_reduce(count)
+    return count.item()
+
+
+def main():
+    lesson = runpy.run_path(sys.argv[1], run_name="lesson")
+    dist.init_process_group("gloo")
+    results = {}
+    for name, program in ({x: x for x in FAULTS.values()} | FAULTS).items():
+        wrong = name if name in FAULTS else None
+        seen = results[name] = {"says": None}
+        said = io.StringIO()
+        try:
+            with redirect_stderr(said):
+                train(program, wrong, lesson["check_ranks"], seen)
+        except SystemExit:  # every rank comes here, or none; rank 0 has said why
+            seen["says"] = said.getvalue().strip()
+        if name in ("plain", "some test images count twice"):
+            seen["tested"] = tested(lesson, wrong)
+    if dist.get_rank() == 0:
+        print(json.dumps(results))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Faults that give no error: which check finds each, and no alarm where there is no fault."""
+
+import json
+import re
+
+import pytest
+from helpers import LESSONS, ROOT
+from ranks import run_ranks
+from silent import FAULTS
+
+LESSON = ROOT / LESSONS["13"]["file"]
+PROGRAM = ROOT / "tests" / "faults" / "silent.py"
+PAGE = (ROOT / "day2" / "SILENT.md").read_text()
+EXACT, OFF = 1e-5, 1e-2  # gaps to the losses of one process: rounding, and another training
+
+
+def table():
+    """Return {fault: (what finds it, what the check says)} of the page's table."""
+    rows = [line[2:-2].split(" | ") for line in PAGE.splitlines() if line.startswith("| ")]
+    return {row[0]: (row[2], row[3].strip(" `")) for row in rows if row[0] != "fault"}
+
+
+def finder(seen, right):
+    """Return what finds a fault, and what the check says, from what was seen with and without."""
+    if seen["says"]:
+        what = re.fullmatch(r"After batch \d+: (.+) on ranks \[[\d, ]+\]\.", seen["says"])[1]
+        if what == "another batch number":
+            return "the batch number", what
+        samples = what in ("another number of samples", "the same batch")
+        return "the samples" if samples else "the fingerprint", what
+    if "tested" in seen and seen["tested"] != right["tested"]:
+        return "the samples", ""
+    if right["gap"] < EXACT:  # without the fault, one process has the same losses
+        assert seen["gap"] < EXACT or seen["gap"] > OFF
+        return ("one process" if seen["gap"] > OFF else "reading"), ""
+    return "reading", ""
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_each_silent_fault_is_found_as_the_page_says(ranks, tmp_path):
+    status, output = run_ranks(ranks, PROGRAM, LESSON, cwd=tmp_path)
+    assert status == 0, output
+    seen = json.loads(output.splitlines()[-1])
+    programs = set(FAULTS.values())
+    assert {x: seen[x]["says"] for x in programs} == dict.fromkeys(programs)  # no false alarm
+    assert {x: finder(seen[x], seen[FAULTS[x]]) for x in FAULTS} == table()
+    assert seen["plain"]["tested"] == 31
+    comparable = programs - {"dropout", "buffers"}
+    assert all(seen[x]["gap"] < EXACT for x in comparable)
+    late, right = seen["`no_sync` around `backward` only"], seen["two batches a step"]
+    assert late["messages"] == 2 * right["messages"] > 0
+    for fault in ("one rank skips a step", "an old checkpoint on one rank"):
+        assert seen[fault]["says"].endswith(" on ranks [1].")
+
+
+def test_the_page_shows_lines_that_are_run():
+    code = re.search(r"^```python\nbackwards = 0\n(.*?)^```", PAGE, re.M | re.S)[1]
+    run = {line.strip() for line in PROGRAM.read_text().splitlines()}
+    shown = [line.strip().replace("check_ranks(", "check(") for line in code.splitlines()]
+    assert len([line for line in shown if line in run]) >= 5
