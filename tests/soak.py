@@ -5,8 +5,8 @@ Usage: python tests/soak.py [--starts N] [--only LESSON ...]
 500 starts of lesson 0 and 200 of lesson 1 with 4 processes, 100 of lesson 9 on two imitated nodes
 with 2 ranks each, and 50 of it on two nodes of a Slurm cluster, which is brought up for it where
 that is possible. With --starts N, N of lesson 0 and the others in proportion; with --only, these
-lessons only. Not part of the tests: on 2 cores it takes an hour. The exit status is 1 if a start failed or left
-something.
+lessons only. Not part of the tests: on 2 cores it takes an hour. The exit status is 1 if a start
+failed or left something.
 """
 
 import argparse
