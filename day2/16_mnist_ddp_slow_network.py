@@ -34,7 +34,7 @@ MATRIX_RANK = 8  # PowerSGD sends a matrix as two thin ones, with so many column
 
 
 def make_ddp(model, way):
-    """Return the model in DDP, which sends gradients in this way."""
+    """Return the model in DDP, which sends gradients in this way; or as it is."""
     if way in PERIODS:
         return model  # not in DDP: its backward sends nothing
     if way == "PowerSGD":

@@ -42,31 +42,36 @@ class Step(NamedTuple):
     measured: float  # ms of a step that sends
 
 
-def message_ms(megabytes, ranks, link):
+def all_reduce_ms(megabytes, ranks, link):
     """Return the ms that one all_reduce takes."""
     # Ring: 2 (n - 1) messages, one after the other, each with an n-th of the numbers.
     messages = 2 * (ranks - 1)
     ring = messages * (link.latency + megabytes / ranks / link.bandwidth)
     if not link.tree:
         return ring
-    # Tree: all numbers go up and down again, but there are only log2(n) levels.
+    # Tree: all numbers go up and down again, in only log2(n) levels. They go in small
+    # pieces, so that the levels work at the same time.
     levels = math.ceil(math.log2(ranks))
     return min(ring, 2 * levels * link.latency + 2 * megabytes / link.bandwidth)
 
 
 def step_ms(step, ranks, link):
     """Return the ms that a step of DDP takes on so many ranks."""
-    *full, end_of_backward, end = step.times.tolist()
+    *full_at, end_of_backward, end = step.times.tolist()
     sent = 0.0
-    for megabytes, moment in zip(step.sizes, full, strict=True):
+    for megabytes, moment in zip(step.sizes, full_at, strict=True):
         # A bucket is sent when it is full and those before it have been sent. What is
-        # sent while backward still computes costs no time: it is hidden.
-        sent = max(sent, moment) + message_ms(megabytes, ranks, link)
-    return max(sent, end_of_backward) + end - end_of_backward
+        # sent while backward still computes is hidden: it costs no time of its own.
+        sent = max(sent, moment) + all_reduce_ms(megabytes, ranks, link)
+    optimizer = end - end_of_backward
+    return max(sent, end_of_backward) + optimizer
 
 
 def measure_step(batch_size, group, device, args):
-    """Return the Step of the slowest rank in a group. All its ranks must call this."""
+    """Return the Step of a group: of each time that of the slowest rank.
+
+    All ranks of the group must call this.
+    """
     sizes = []
     clock = []
 
@@ -84,7 +89,7 @@ def measure_step(batch_size, group, device, args):
     for _ in range(args.steps):
         sizes.clear()
         clock.clear()
-        take_step(silent, clock, device)
+        take_step(silent, clock, device)  # begin, each bucket full, backward's end, end
         begin, *silent_times = clock
         dist.barrier(group)  # begin together
         clock.clear()
@@ -96,6 +101,22 @@ def measure_step(batch_size, group, device, args):
     dist.all_reduce(times, op=dist.ReduceOp.MAX, group=group)
     *silent_times, measured = times.tolist()
     return Step(batch_size, sizes, torch.tensor(silent_times), measured)
+
+
+def measure_link(megabytes, group, device):
+    """Return the Link between the ranks of a group. All its ranks must call this."""
+    ranks = dist.get_world_size(group)
+    tree = dist.get_backend(group) != "gloo"
+    short = time_all_reduce(1, device, group)
+    long = time_all_reduce(round(megabytes * 250_000), device, group)
+    times = torch.tensor([short, long], device=device) * 1e3
+    dist.all_reduce(times, op=dist.ReduceOp.MAX, group=group)
+    short, long = times.tolist()
+    # all_reduce_ms, solved for latency and bandwidth. One number has next to no size.
+    messages = 2 * (ranks - 1)
+    fewest = min(messages, 2 * math.ceil(math.log2(ranks))) if tree else messages
+    bandwidth = messages / ranks * megabytes / max(long - short, 1e-3)
+    return Link(short / fewest, bandwidth, tree)
 
 
 def main(device, args):
@@ -189,22 +210,6 @@ def measure_setting(group, device, args):
     return Setting(dist.get_world_size(group), link, small, large)
 
 
-def measure_link(megabytes, group, device):
-    """Return the Link between the ranks of a group. All its ranks must call this."""
-    ranks = dist.get_world_size(group)
-    tree = dist.get_backend(group) != "gloo"
-    short = time_all_reduce(1, device, group)
-    long = time_all_reduce(round(megabytes * 250_000), device, group)
-    times = torch.tensor([short, long], device=device) * 1e3
-    dist.all_reduce(times, op=dist.ReduceOp.MAX, group=group)
-    short, long = times.tolist()
-    # message_ms, solved for latency and bandwidth. One number has next to no size.
-    messages = 2 * (ranks - 1)
-    fewest = min(messages, 2 * math.ceil(math.log2(ranks))) if tree else messages
-    bandwidth = messages / ranks * megabytes / max(long - short, 1e-3)
-    return Link(short / fewest, bandwidth, tree)
-
-
 def assumed_link(args):
     """Return the link between nodes that are not here, with NCCL."""
     return Link(args.latency_us / 1e3, (args.link or 10.0) / 8, tree=True)
@@ -213,15 +218,18 @@ def assumed_link(args):
 def plan(args):
     """Predict for a model that is only described, in this process alone."""
     megabytes = args.parameters * 4 / 1e6  # gradients in float32
-    # DDP's buckets hold 25 MB. Backward takes two thirds of a step, and we take it to
-    # fill them evenly.
-    sizes = [25.0] * int(megabytes // 25) + [megabytes % 25]
+    # DDP's buckets hold about 25 MB. We assume that backward takes two thirds of a
+    # step, and fills them one after the other.
+    count = math.ceil(megabytes / 25)
+    sizes = [megabytes / count] * count
     full = torch.tensor(sizes, dtype=torch.float64).cumsum(0) / megabytes
     times = args.step_ms * torch.cat([1 / 3 + 2 / 3 * full, torch.ones(2)])
     large = Step(args.samples, sizes, times, math.nan)
     small = Step(0, sizes, torch.zeros_like(times), math.nan)
     within = Link(0.02, args.link_within / 8, tree=True)
     most = max(args.nodes) * args.gpus_per_node
+    speed = f"{args.link or 10:g} Gbit/s and {args.latency_us:g} us between nodes"
+    print(f"assumed: {speed}, {args.link_within:g} Gbit/s in a node (--link-within)")
     settings = [
         Setting(args.gpus_per_node, within, small, large),
         Setting(most, assumed_link(args), small, large),
@@ -253,10 +261,10 @@ def report_parts(alone, together):
         if ranks > 1:
             speed = f"{link.latency:.3f} ms + size / {link.bandwidth * 8:.3g} Gbit/s"
             sizes = " and ".join(f"{size:.3g}" for size in setting.large.sizes)
-            print(f"{name}: a message takes {speed}; buckets of {sizes} MB")
+            print(f"{name}: one hop takes {speed}; buckets of {sizes} MB")
         for step in (setting.small, setting.large):
             computing = step.times[-1]
-            sending = sum(message_ms(size, ranks, link) for size in step.sizes)
+            sending = sum(all_reduce_ms(size, ranks, link) for size in step.sizes)
             predicted = step_ms(step, ranks, link)
             parts = f"{computing:.1f} computing"
             if ranks > 1:
@@ -483,7 +491,7 @@ def parse_args():
         help="to measure, 3 of them to warm up (23)",
     )
     add("--seed", type=int, default=0, help="for weights and images (0)")
-    add("--link", type=gigabits, help="between nodes that are not here: 200Gbit")
+    add("--link", type=gigabits, help="between nodes that are not here (10Gbit)")
     add("--latency-us", type=positive_float, default=20.0, help="of that link (20)")
     own = parser.add_argument_group("predict for your own model, without running it")
     add = own.add_argument

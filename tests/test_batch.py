@@ -37,7 +37,9 @@ class BatchJob:
 
     def __init__(self, cluster, *command, cwd):
         self.cluster, self.cwd = cluster, cwd
-        done = self.run("sbatch", "--parsable", *command)
+        # As somebody submits whose environment is active.
+        path = f"PATH={Path(sys.executable).parent}:{os.environ['PATH']}"
+        done = self.run("env", path, "sbatch", "--parsable", *command)
         assert done.returncode == 0, done.stderr
         self.number = done.stdout.strip()
         self.file = cwd / "logs" / f"slurm-{self.number}.out"

@@ -399,7 +399,7 @@ def test_the_text_says_what_was_not_run_as_long_as_that_is_true():
     places = [
         ("README.md", r"^\*\*One GPU\.\*\* .*", on_one, 1),
         ("README.md", r"^\*\*A node with several GPUs\.\*\* .*", on_several, 2),
-        ("day1/GUIDE.md", r"^Take an image with an NVIDIA driver.*", on_one, 1),
+        ("day1/RENTED.md", r"^For those who have no GPU .*", on_one, 1),
         ("slides/TEACHING.md", r"^\| One GPU for several ranks .*", on_one, 1),
     ]
     for name, place, sentence, least in places:
