@@ -64,8 +64,14 @@ class BatchJob:
     def wait(self):
         """Wait for the job's end; return its state."""
         states = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
-        assert wait_for(lambda: self.state() not in states, 150), self.log()
-        return self.state()
+        seen = []
+
+        def ended():
+            seen.append(self.state())
+            return seen[-1] not in states
+
+        assert wait_for(ended, 150), self.log()
+        return seen[-1]
 
 
 def assert_went_on(job, starts=2):

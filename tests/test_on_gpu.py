@@ -391,7 +391,7 @@ def test_a_lesson_with_no_place_for_a_fault_is_named(tmp_path):
 def test_the_text_says_what_was_not_run_as_long_as_that_is_true():
     records = [json.loads(path.read_text()) for path in recordings.RECORDS.glob("*.json")]
     counts = [record["machine"]["count"] for record in records]
-    text = {name: (ROOT / name).read_text() for name in ("README.md", "day1/GUIDE.md")}
+    text = {name: (ROOT / name).read_text() for name in ("README.md", "day1/RENTED.md")}
     text["slides/TEACHING.md"] = (ROOT / "slides" / "TEACHING.md").read_text()
     on_one, on_several = (
         f"We have not run this on {gpus} yet" for gpus in ("a GPU", "several GPUs")
