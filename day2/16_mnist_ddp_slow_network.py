@@ -27,8 +27,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from tqdm import tqdm
 
 ACCUMULATE = {"accumulation": 4}  # batches for one step
-# Local SGD: each rank trains alone for so many steps, then parameters are averaged.
-PERIODS = {"local SGD 1": 1, "local SGD 8": 8, "local SGD 32": 32}
+PERIODS = {"local SGD 1": 1, "local SGD 8": 8, "local SGD 32": 32}  # steps alone
 WAYS = ["plain DDP", "accumulation", "bf16", "PowerSGD", *PERIODS]
 MATRIX_RANK = 8  # PowerSGD sends a matrix as two thin ones, with so many columns each
 
@@ -40,8 +39,7 @@ def make_ddp(model, way):
     if way == "PowerSGD":
         # One bucket for all: with several, this hook can hang on gloo.
         ddp_model = DistributedDataParallel(model, bucket_cap_mb=100)
-        # What a step leaves out is kept for the next. The first steps send all: 2 at
-        # least, because DDP forms new buckets. PyTorch advises a tenth, in long runs.
+        # The first steps send all: 2 at least, because DDP forms new buckets.
         state = powerSGD_hook.PowerSGDState(None, MATRIX_RANK, start_powerSGD_iter=2)
         ddp_model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         return ddp_model
@@ -74,7 +72,6 @@ def train_one_epoch(model, loader, optimizer, way, device):
         if send:
             optimizer.step()
             optimizer.zero_grad()
-        # Each rank keeps its own momentum. To average it too would double the bytes.
         if way in PERIODS and step % PERIODS[way] == 0:
             average_parameters(model)
         losses.append(loss.detach())  # no .item() here: the CPU would wait for the GPU
@@ -96,6 +93,8 @@ def train(train_set, way, rank, world_size, device, args):
     batches = progress(loader, args.max_steps)
     with measure(device) as traffic:
         losses = train_one_epoch(ddp_model, batches, optimizer, way, device)
+    if way in PERIODS:  # the last mean may be some steps ago
+        average_parameters(model)
     return model, mean_over_ranks(losses, world_size), traffic
 
 

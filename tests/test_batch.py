@@ -217,14 +217,14 @@ def test_the_job_script_of_the_page_goes_on(slurm, tmp_path):
     assert not (tmp_path / "stopped").exists()
 
 
-@pytest.mark.parametrize("notices", ["Slurm", "the job"])
-def test_a_job_that_has_lost_a_node_goes_on_with_another(notices, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("notices", "how"), [("Slurm", []), ("the job", ["--torchrun"])])
+def test_a_job_that_has_lost_a_node_goes_on_with_another(notices, how, tmp_path, monkeypatch):
     if notices == "the job":  # on most clusters Slurm waits for 5 minutes
         monkeypatch.setenv("LOCAL_SLURM_SETTINGS", "SlurmdTimeout=60")
     folder = Path(f"/run/local-slurm-lost-{os.getpid()}")
     cluster = bring_up(3, folder)
     try:
-        job = BatchJob(cluster, "--ntasks-per-node", 1, SCRIPT, *LESSON_12, cwd=tmp_path)
+        job = BatchJob(cluster, "--ntasks-per-node", 1, SCRIPT, *how, *LESSON_12, cwd=tmp_path)
         job.wait_for(": snapshot ")
         os.kill(int((folder / "node2.pid").read_text()), 9)
         if notices == "the job":

@@ -570,6 +570,12 @@ def test_every_lesson_has_a_short_test_that_looks_at_its_proof():
         assert source, f"there is no {test}"
         proof = "proves(" in source[0] or '"=> ' in source[0]
         assert proof or name in ("create_mnist_h5", "create_ratings", "an exercise")
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "--collect-only", "-m", "short"]
+    command += ["-p", "no:cacheprovider", *works_with.SHORT.values()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    marked = {line for line in done.stdout.splitlines() if "::" in line}
+    assert marked == {*works_with.SHORT.values()}
 
 
 def report(test, outcome, reason=None):

@@ -161,7 +161,10 @@ time.sleep(600)
 def test_a_launcher_that_is_stopped_ends_its_ranks(name, status, start):
     number = signal.Signals[f"SIG{name}"]
     text = """
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(f"rank {rank} is told to end"))
+def end(*_):
+    os.write(2, f"rank {rank} is told to end\\n".encode())  # at once: two ranks write
+    sys.exit(1)
+signal.signal(signal.SIGTERM, end)
 os.write(1, f"ready {rank}\\n".encode())
 time.sleep(600)
 """

@@ -276,6 +276,13 @@ def test_a_fingerprint_sees_the_last_bit_and_the_order(lesson):
     assert lesson.fingerprint(torch.tensor(3)) == lesson.fingerprint(torch.tensor([3.0]))
 
 
+def test_batches_of_few_ones_have_fingerprints_of_their_own(lesson):
+    choose = torch.Generator().manual_seed(0)
+    batches = [(torch.rand(3200, generator=choose) < 0.01).byte() for _ in range(2000)]
+    assert len({lesson.fingerprint(batch) for batch in batches}) == 2000
+    assert lesson.fingerprint(torch.zeros(0)) == 0
+
+
 @pytest.mark.parametrize(
     ("others", "says"),
     [
@@ -290,14 +297,17 @@ def test_a_fingerprint_sees_the_last_bit_and_the_order(lesson):
     ],
 )
 def test_the_check_names_the_ranks_that_differ(others, says, lesson, monkeypatch, capsys):
-    def gather(all_ranks, own):
-        all_ranks[0] = own | {"the same batch": 0}
-        for rank, values in enumerate(others, 1):
-            all_ranks[rank] = own | {"the same batch": rank} | values
+    order = ["another batch number", "another number of samples", "the same batch", "another w"]
+
+    def gather(all_ranks, numbers):
+        own = dict(zip(order, numbers.tolist(), strict=True))
+        for rank, values in enumerate([{}, *others]):
+            row = own | {"the same batch": rank} | values
+            all_ranks[rank].copy_(torch.tensor([row[what] for what in order]))
 
     for name, result in (("get_world_size", 1 + len(others)), ("get_rank", 0), ("barrier", None)):
         monkeypatch.setattr(dist, name, lambda result=result: result)
-    monkeypatch.setattr(dist, "all_gather_object", gather)
+    monkeypatch.setattr(dist, "all_gather", gather)
     end = contextlib.nullcontext() if says is None else pytest.raises(SystemExit, match="1")
     with end:
         lesson.check_ranks(7, 28, torch.ones(4, 3), [("w", torch.ones(2))])

@@ -128,7 +128,7 @@ def test_lesson_5_says_where_the_time_goes(processes, tmp_path):
     assert len(rows) == processes
     for row in rows:
         data, compute, communication, overlap, idle = map(float, row)
-        assert compute > 10
+        assert compute > 0.1
         assert data > 0
         assert processes == 1 or communication > 0.1
         # Each microsecond is data, compute, communication, or idle; overlaps were counted twice.

@@ -26,7 +26,7 @@ def finder(seen, right):
         what = re.fullmatch(r"After batch \d+: (.+) on ranks \[[\d, ]+\]\.", seen["says"])[1]
         if what == "another batch number":
             return "the batch number", what
-        samples = what in ("another number of samples", "the same batch")
+        samples = what == "another number of samples"
         return "the samples" if samples else "the fingerprint", what
     if "tested" in seen and seen["tested"] != right["tested"]:
         return "the samples", ""
