@@ -312,15 +312,20 @@ def report_verdict(rows, alone, together, unit):
     predicted = step_ms(one, alone.ranks, alone.link)
     predicted *= count / step_ms(many, together.ranks, together.link)
     verdict = f"{predicted:.3g} times predicted"
-    if many.measured > 0:  # NaN if it has not run
-        measured = count * one.measured / many.measured
+    measured = count * one.measured / many.measured  # NaN if it has not run
+    if measured > 0:
         apart = max(predicted / measured, measured / predicted) - 1
         verdict += f", {measured:.3g} measured, {apart:.0%} apart"
-    # Worth it: as long as each node does at least half of what a single one does.
+    # Worth it: as long as each node does at least half of what a single one does. With
+    # as many nodes as there are here, the measurement decides, not the prediction.
     best = alone.ranks
     for ranks in sorted(rows):
         share = rows[ranks][0] / ranks / (rows[alone.ranks][0] / alone.ranks)
-        if ranks % alone.ranks == 0 and share >= 0.5:
+        if ranks == together.ranks and measured > 0:
+            share = measured / count
+        if ranks % alone.ranks == 0:
+            if share < 0.5:
+                break
             best = ranks
     plural = "" if best == alone.ranks else "s"
     limit = f"{best // alone.ranks} {unit}{plural}"

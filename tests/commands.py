@@ -31,6 +31,7 @@ READ_BY_OTHERS = {
     "PIP_NO_CACHE_DIR": "pip",
     "PYTHONFAULTHANDLER": "Python",
     "PYTHONUNBUFFERED": "Python",
+    "TMPDIR": "pip",
     "TORCH_CPP_LOG_LEVEL": "PyTorch",
     "TORCH_DISTRIBUTED_DEBUG": "PyTorch",
     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "PyTorch",

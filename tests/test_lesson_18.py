@@ -1,5 +1,6 @@
 """Lesson 18: the cost model, what it says of published results, and the lesson on a slow link."""
 
+import math
 import re
 import sys
 from unittest import mock
@@ -105,6 +106,25 @@ def test_more_of_everything_is_predicted(tmp_path, monkeypatch, capsys):
     assert list(slow) == [1, 4, 8, 16, 32]
     assert all(fast[ranks][0] <= slow[ranks][0] for ranks in slow)
     assert slow[32][0] > slow[8][0]
+
+
+@pytest.mark.parametrize(
+    ("measured", "limit"),
+    # Predicted: 50 ms alone, 60 on two nodes, 90 on four. Of two nodes, 100 ms would be as one.
+    [(60, "2 nodes"), (99, "2 nodes"), (101, "1 node"), (math.nan, "2 nodes")],
+)
+def test_the_measurement_decides(measured, limit, capsys):
+    rows = {1: [2_560], 2: [4_267], 4: [4_700]}
+    steps = [
+        LESSON.Step(128, [0.0], torch.tensor([ms, ms, ms]), of_ddp)
+        for ms, of_ddp in ((50.0, 50.0), (60.0, measured))
+    ]
+    link = LESSON.Link(0.0, 1.0, tree=False)
+    alone, together = (
+        LESSON.Setting(ranks, link, step, step) for ranks, step in zip((1, 2), steps, strict=True)
+    )
+    LESSON.report_verdict(rows, alone, together, "node")
+    assert capsys.readouterr().out.endswith(f"; worth it up to {limit}\n")
 
 
 @pytest.mark.parametrize(
