@@ -81,6 +81,7 @@ QUICK = {
     "mkdir -m 1777 <shared folder>": "",
     "du -sh .venv": ".venv",
     "find .venv -type f": ".venv/bin/activate",
+    "df -h .": "Avail",
     "df -h . /tmp": "Avail",
     "df -h /dev/shm": "Avail",
     "pgrep -u $USER -af python": "python",
