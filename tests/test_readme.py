@@ -674,7 +674,9 @@ def test_the_guide_shows_where_the_ranks_stand(tmp_path):
     job = start(sys.executable, file, cwd=tmp_path, PYTHONFAULTHANDLER="1")
     output, lines = "", []
     try:
-        while output.count("Timeout (0:00:0") < 4 or f"line {place} in report" not in output:
+        # Rank 0 after 1 s, rank 1 after 2 s, and so on.
+        expected = [f"Timeout (0:00:0{1 + rank})!" for rank in range(4)]
+        while any(x not in output for x in (*expected, f"line {place} in report")):
             line = job.stdout.readline()
             assert line, output
             output += line
