@@ -30,9 +30,14 @@ SALLOC += ["--gpus-per-node=4", "--time=5"]
 PORT = 29555  # where a test has to know it; the nodes of its cluster have all ports to themselves
 
 
+def files_in(folder):
+    """Return the files and folders in a folder. Python may keep what it has compiled there."""
+    return sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts)
+
+
 def run(*command, cwd, env=None, timeout=60):
     """Run a command to its end; return (exit status, output). It leaves no process, no file."""
-    before = sorted(cwd.rglob("*"))
+    before = files_in(cwd)
     process = subprocess.Popen(
         [*map(str, command)],
         cwd=cwd,
@@ -49,7 +54,7 @@ def run(*command, cwd, env=None, timeout=60):
         for pid in processes_of(process.pid) if process.poll() is None else []:
             os.kill(pid, 9)
     assert wait_for(lambda: not processes_of(process.pid), 5), "processes are left behind"
-    assert sorted(cwd.rglob("*")) == before
+    assert files_in(cwd) == before
     return process.returncode, output
 
 
