@@ -3,7 +3,7 @@
 Builds on: nothing
 New here:  rank, world size, all_reduce
 Run:       python day1/0_torch_dist.py [processes]
-Look for:  => every rank holds the sum 0+1+2+3 = ...
+Look for:  => every rank holds ...; the sum 0+1+2+3 is ...: ok
 Try next:  replace SUM by MAX or PRODUCT; run it with 1, 2 and 8 processes.
 """
 
@@ -37,19 +37,29 @@ def main():
             who = f"rank {r} of {world_size} (process {pid})"
             print(f"{who}: {before:g} before, {after:g} after")
         sums = [after for _, after, _ in rows]
-        print(f"=> {check_sums(sums)}")
+        return prove(*check_sums(sums))
 
 
 # ---- The same in every lesson that has it; explained on the page of the first one
 
 
+def prove(claim, holds):
+    """Print the proof line. Return the exit status: 0 if the claim holds, else 1."""
+    verdict = "ok" if holds else "WRONG"
+    print(f"=> {claim}: {verdict}")
+    return 0 if holds else 1
+
+
 def check_sums(sums):
-    """Return the verdict on the sums that the ranks hold, given in rank order."""
+    """Return what the ranks hold, and what they should, as a text; and if it is right.
+
+    sums: the values of all ranks, in rank order.
+    """
     expected = sum(range(len(sums)))
     terms = "+".join(str(rank) for rank in range(len(sums)))
+    held = ", ".join(f"{value:g}" for value in sorted(set(sums)))
     correct = all(value == expected for value in sums)
-    verdict = "every rank holds" if correct else "WRONG: not every rank holds"
-    return f"{verdict} the sum {terms} = {expected}"
+    return f"every rank holds {held}; the sum {terms} is {expected}", correct
 
 
 def gather(value):
@@ -63,13 +73,14 @@ def start(*arguments):
     """Run as one rank: join the process group, call main, leave the group."""
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
     dist.init_process_group("gloo", timeout=timeout)
-    main(*arguments)
+    status = main(*arguments)
     dist.barrier()  # leave together; if a rank fails before, the job ends there
     # gloo's threads may still be freeing tensors, and need Python for that. Without a
     # pause, torch before 2.8 can hang in the next line (pytorch#154976), and Python can
     # abort while it ends.
     time.sleep(0.2)
     dist.destroy_process_group()
+    sys.exit(status)  # of rank 0: whether the lesson has proved its claim
 
 
 def end_with_launcher():
@@ -88,6 +99,10 @@ def start_rank(rank, *arguments):
 def launch(processes, *arguments):
     """Start the ranks on this machine, with the variables that torchrun would set."""
     if "RANK" in os.environ:  # torchrun has started this process, as one of the ranks
+        ranks = int(os.environ["WORLD_SIZE"])
+        if processes != ranks:
+            problem = f"torchrun has started {ranks} processes, not {processes}"
+            sys.exit(f"{problem}. Leave the number out.")
         start(*arguments)
         return
     # Reserve a free port. Rank 0 will listen there, and the others connect to it.
@@ -105,7 +120,12 @@ def launch(processes, *arguments):
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         if sys.platform == "linux":  # import once, not once per rank; not safe on a Mac
             mp.set_forkserver_preload(["torch"])
-        mp.start_processes(start_rank, arguments, processes, start_method="forkserver")
+        try:
+            mp.start_processes(
+                start_rank, arguments, processes, start_method="forkserver"
+            )
+        except mp.ProcessExitedException as error:
+            sys.exit(str(error))  # a rank was killed, or has said what is wrong itself
 
 
 def positive_int(text):
@@ -119,7 +139,8 @@ def positive_int(text):
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("processes", nargs="?", type=positive_int, default=4, help="how many (4)")
+    ranks = int(os.environ.get("WORLD_SIZE", 4))  # torchrun sets it
+    add("processes", nargs="?", type=positive_int, default=ranks, help="how many (4)")
     return parser.parse_args()
 
 

@@ -3,7 +3,7 @@
 Builds on: 0_torch_dist.py
 New here:  device, backend (NCCL, gloo), bus bandwidth
 Run:       python day1/1_torch_dist_gpu.py [processes]
-Look for:  => every rank holds the sum 0+1+2+3 = ...
+Look for:  => every rank holds ...; the sum 0+1+2+3 is ...: ok
 Try next:  run it with 2 and with 8 processes; compare the times of 4 kB and 1 MB.
 """
 
@@ -11,6 +11,7 @@ import argparse
 import os
 import signal
 import socket
+import statistics
 import sys
 import threading
 import time
@@ -23,19 +24,21 @@ import torch.multiprocessing as mp
 SIZES = {"4 kB": 1_000, "1 MB": 250_000, "64 MB": 16_000_000}  # numbers of 4 bytes each
 
 
-def time_all_reduce(numbers, device, repeats=10):
-    """Return the seconds that one all_reduce of this many float32 numbers takes."""
+def time_all_reduce(numbers, device):
+    """Return the seconds that one all_reduce of float32 numbers took, 5 times."""
     tensor = torch.ones(numbers, device=device)
-    # The first call sets up connections: not timed.
-    dist.all_reduce(tensor)
-    torch.get_device_module(device).synchronize()  # torch.cpu's does nothing
-    dist.barrier()
-    begin = time.perf_counter()
-    for _ in range(repeats):
-        dist.all_reduce(tensor)
-    # A GPU works later than the CPU asks it to. Wait for it, then read the clock.
-    torch.get_device_module(device).synchronize()
-    return (time.perf_counter() - begin) / repeats
+    dist.all_reduce(tensor)  # the first call sets up connections: not timed
+    seconds = []
+    for _ in range(5):
+        torch.get_device_module(device).synchronize()  # torch.cpu's does nothing
+        dist.barrier()
+        begin = time.perf_counter()
+        for _ in range(4):
+            dist.all_reduce(tensor)
+        # The calls return before a GPU has done the work. Wait, then read the clock.
+        torch.get_device_module(device).synchronize()
+        seconds.append((time.perf_counter() - begin) / 4)
+    return seconds
 
 
 def main(device):
@@ -55,7 +58,8 @@ def main(device):
             print(f"{who}: {before:g} before, {after:g} after")
 
     for size, numbers in SIZES.items():
-        seconds = max(gather(time_all_reduce(numbers, device)))
+        rounds = slowest_rank(time_all_reduce(numbers, device))
+        seconds = statistics.median(rounds)
         # Algorithm bandwidth: size / time. Bus bandwidth: what a rank's link carries.
         # In a ring of n ranks nearly every number passes every link twice, exactly
         # 2 (n - 1) / n times. Source: NVIDIA's nccl-tests, doc/PERFORMANCE.md.
@@ -63,22 +67,43 @@ def main(device):
         bus = algorithm * 2 * (world_size - 1) / world_size
         if rank == 0:
             speeds = f"{algorithm:9,.1f} MB/s, bus {bus:9,.1f} MB/s"
-            print(f"{size:>5}: {seconds * 1e3:8.3f} ms, {speeds}")
+            print(f"{size:>5}: {milliseconds(rounds)}, {speeds}")
     if rank == 0:
         sums = [after for _, after, _ in rows]
-        print(f"=> {check_sums(sums)}")
+        return prove(*check_sums(sums))
 
 
 # ---- The same in every lesson that has it; explained on the page of the first one
 
 
+def prove(claim, holds):
+    """Print the proof line. Return the exit status: 0 if the claim holds, else 1."""
+    verdict = "ok" if holds else "WRONG"
+    print(f"=> {claim}: {verdict}")
+    return 0 if holds else 1
+
+
 def check_sums(sums):
-    """Return the verdict on the sums that the ranks hold, given in rank order."""
+    """Return what the ranks hold, and what they should, as a text; and if it is right.
+
+    sums: the values of all ranks, in rank order.
+    """
     expected = sum(range(len(sums)))
     terms = "+".join(str(rank) for rank in range(len(sums)))
+    held = ", ".join(f"{value:g}" for value in sorted(set(sums)))
     correct = all(value == expected for value in sums)
-    verdict = "every rank holds" if correct else "WRONG: not every rank holds"
-    return f"{verdict} the sum {terms} = {expected}"
+    return f"every rank holds {held}; the sum {terms} is {expected}", correct
+
+
+def slowest_rank(seconds):
+    """Return for each round the time of its slowest rank. Every rank must call this."""
+    return [max(times) for times in zip(*gather(seconds), strict=True)]
+
+
+def milliseconds(rounds):
+    """Return the median of some times in seconds, and from where to where they go."""
+    median = statistics.median(rounds) * 1e3
+    return f"{median:8.3f} ms ({min(rounds) * 1e3:.3f} to {max(rounds) * 1e3:.3f})"
 
 
 def gather(value):
@@ -125,13 +150,14 @@ def start(*arguments):
     if dist.get_rank() == 0:
         setting = f"device: {device.type}, backend: {backend}"
         print(f"ranks: {dist.get_world_size()}, {setting}")
-    main(device, *arguments)
+    status = main(device, *arguments)
     dist.barrier()  # leave together; if a rank fails before, the job ends there
     # gloo's threads may still be freeing tensors, and need Python for that. Without a
     # pause, torch before 2.8 can hang in the next line (pytorch#154976), and Python can
     # abort while it ends.
     time.sleep(0.2)
     dist.destroy_process_group()
+    sys.exit(status)  # of rank 0: whether the lesson has proved its claim
 
 
 def end_with_launcher():
@@ -150,6 +176,10 @@ def start_rank(rank, *arguments):
 def launch(processes, *arguments):
     """Start the ranks on this machine, with the variables that torchrun would set."""
     if "RANK" in os.environ:  # torchrun has started this process, as one of the ranks
+        ranks = int(os.environ["WORLD_SIZE"])
+        if processes != ranks:
+            problem = f"torchrun has started {ranks} processes, not {processes}"
+            sys.exit(f"{problem}. Leave the number out.")
         start(*arguments)
         return
     # Reserve a free port. Rank 0 will listen there, and the others connect to it.
@@ -167,7 +197,12 @@ def launch(processes, *arguments):
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         if sys.platform == "linux":  # import once, not once per rank; not safe on a Mac
             mp.set_forkserver_preload(["torch"])
-        mp.start_processes(start_rank, arguments, processes, start_method="forkserver")
+        try:
+            mp.start_processes(
+                start_rank, arguments, processes, start_method="forkserver"
+            )
+        except mp.ProcessExitedException as error:
+            sys.exit(str(error))  # a rank was killed, or has said what is wrong itself
 
 
 def positive_int(text):
@@ -181,7 +216,8 @@ def positive_int(text):
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("processes", nargs="?", type=positive_int, default=4, help="how many (4)")
+    ranks = int(os.environ.get("WORLD_SIZE", 4))  # torchrun sets it
+    add("processes", nargs="?", type=positive_int, default=ranks, help="how many (4)")
     return parser.parse_args()
 
 

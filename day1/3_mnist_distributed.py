@@ -3,7 +3,7 @@
 Builds on: 2_mnist_training.py
 New here:  one program on many ranks
 Run:       python day1/3_mnist_distributed.py [processes]
-Look for:  => 4 ranks, ... images, ... model
+Look for:  => 4 ranks, ... images, ... model (limit 1): ok
 Try next:  torch.manual_seed(args.seed + dist.get_rank()): what is the last line now?
 """
 
@@ -66,22 +66,33 @@ def main(device, args):
     if dist.get_rank() == 0:
         write_scalars(losses, args.batch_size)
     images = min(len(losses) * args.batch_size, args.epochs * len(train_set))
-    compare_ranks(accuracy, losses, images)
+    return compare_ranks(accuracy, losses, images)
 
 
 # ---- The same in every lesson that has it; explained on the page of the first one
 
 
+def prove(claim, holds):
+    """Print the proof line. Return the exit status: 0 if the claim holds, else 1."""
+    verdict = "ok" if holds else "WRONG"
+    print(f"=> {claim}: {verdict}")
+    return 0 if holds else 1
+
+
 def compare_ranks(accuracy, losses, images):
-    """Print what each rank has learned from its images, and if that is the same."""
+    """Print what each rank has learned, and if that is the same. Return the status.
+
+    Every rank must call this.
+    """
     results = gather((accuracy, losses.mean().item(), images))
     if dist.get_rank() == 0:
         for rank, (accuracy, loss, _) in enumerate(results):
             right = f"{accuracy:.2%} of test images right"
             print(f"rank {rank}: {right}, mean loss {loss:.4f}")
         total = sum(images for _, _, images in results)
-        models = "one model" if len(set(results)) == 1 else "DIFFERENT models"
-        print(f"=> {len(results)} ranks, {total:,} images, {models}")
+        models = len(set(results))
+        claim = f"{len(results)} ranks, {total:,} images, {models} model (limit 1)"
+        return prove(claim, models == 1)
 
 
 def gather(value):
@@ -190,13 +201,14 @@ def start(*arguments):
     if dist.get_rank() == 0:
         setting = f"device: {device.type}, backend: {backend}"
         print(f"ranks: {dist.get_world_size()}, {setting}")
-    main(device, *arguments)
+    status = main(device, *arguments)
     dist.barrier()  # leave together; if a rank fails before, the job ends there
     # gloo's threads may still be freeing tensors, and need Python for that. Without a
     # pause, torch before 2.8 can hang in the next line (pytorch#154976), and Python can
     # abort while it ends.
     time.sleep(0.2)
     dist.destroy_process_group()
+    sys.exit(status)  # of rank 0: whether the lesson has proved its claim
 
 
 def end_with_launcher():
@@ -215,6 +227,10 @@ def start_rank(rank, *arguments):
 def launch(processes, *arguments):
     """Start the ranks on this machine, with the variables that torchrun would set."""
     if "RANK" in os.environ:  # torchrun has started this process, as one of the ranks
+        ranks = int(os.environ["WORLD_SIZE"])
+        if processes != ranks:
+            problem = f"torchrun has started {ranks} processes, not {processes}"
+            sys.exit(f"{problem}. Leave the number out.")
         start(*arguments)
         return
     # Reserve a free port. Rank 0 will listen there, and the others connect to it.
@@ -232,7 +248,12 @@ def launch(processes, *arguments):
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         if sys.platform == "linux":  # import once, not once per rank; not safe on a Mac
             mp.set_forkserver_preload(["torch", "torch._dynamo", "torchvision"])
-        mp.start_processes(start_rank, arguments, processes, start_method="forkserver")
+        try:
+            mp.start_processes(
+                start_rank, arguments, processes, start_method="forkserver"
+            )
+        except mp.ProcessExitedException as error:
+            sys.exit(str(error))  # a rank was killed, or has said what is wrong itself
 
 
 def positive_int(text):
@@ -266,7 +287,8 @@ def mnist_folder(text):
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("processes", nargs="?", type=positive_int, default=4, help="how many (4)")
+    ranks = int(os.environ.get("WORLD_SIZE", 4))  # torchrun sets it
+    add("processes", nargs="?", type=positive_int, default=ranks, help="how many (4)")
     add("--epochs", type=positive_int, default=2, help="epochs (2)")
     add("--batch-size", type=positive_int, default=64, help="per process (64)")
     add("--lr", type=positive_float, default=0.015, help="learning rate (0.015)")

@@ -3,7 +3,7 @@
 Builds on: 3_mnist_distributed.py
 New here:  DistributedSampler, average_gradients
 Run:       python day1/4_mnist_manual_ddp.py [processes]
-Look for:  => parameters ... on all ranks, losses within ... of one process
+Look for:  => parameters ... on all ranks, losses within ... (limit 1e-05): ok
 Try next:  do not divide by the world size; or all_reduce each gradient by itself.
 """
 
@@ -78,17 +78,26 @@ def main(device, args):
     """Run on every rank, as start (below) calls it: train, evaluate, report."""
     train_set, test_set = load_mnist(args.data_dir)
     model, losses = train(train_set, device, args)
-    # Every rank takes part in this, so it is not under the if.
-    same = "identical" if identical_on_all_ranks(model) else "DIFFERENT"
+    same = identical_on_all_ranks(model)  # every rank takes part: not under the if
     if dist.get_rank() == 0:
         write_scalars(losses, args.batch_size * dist.get_world_size())
         print(f"test accuracy: {evaluate(model, test_set, device):.2%}")
         gap = gap_to_one_process(losses, train_set, device, args)
-        parameters = f"parameters {same} on all ranks"
-        print(f"=> {parameters}, losses within {gap:.0e} of one process")
+        parameters = f"parameters {'identical' if same else 'DIFFERENT'} on all ranks"
+        gaps = f"losses within {gap:.0e} of one process (limit {ROUNDING:.0e})"
+        return prove(f"{parameters}, {gaps}", same and gap <= ROUNDING)
 
 
 # ---- The same in every lesson that has it; explained on the page of the first one
+
+ROUNDING = 1e-5  # adding up in a different order changes losses by less than this
+
+
+def prove(claim, holds):
+    """Print the proof line. Return the exit status: 0 if the claim holds, else 1."""
+    verdict = "ok" if holds else "WRONG"
+    print(f"=> {claim}: {verdict}")
+    return 0 if holds else 1
 
 
 def identical_on_all_ranks(model):
@@ -113,12 +122,13 @@ def report_visits(sampler, images):
 def gap_to_one_process(losses, train_set, device, args):
     """Train again on this process alone, with the global batch size. Rank 0 calls this.
 
-    Return the largest difference of the first losses, 20 if there are so many.
+    Return the largest difference of the losses of the first 10 steps. Not more: once
+    rounding has switched one ReLU, the difference grows with each step.
     """
     batch_size = args.batch_size * dist.get_world_size()
     # Whole batches of the first epoch: in the last one the sampler may repeat images.
     whole = min(len(losses) // args.epochs, len(train_set) // batch_size)
-    steps = max(1, min(20, whole))
+    steps = max(1, min(10, whole))
     print(f"now one process alone: {steps} batches of {batch_size} images")
     torch.manual_seed(args.seed)
     model = Net().to(device)
@@ -251,13 +261,14 @@ def start(*arguments):
     if dist.get_rank() == 0:
         setting = f"device: {device.type}, backend: {backend}"
         print(f"ranks: {dist.get_world_size()}, {setting}")
-    main(device, *arguments)
+    status = main(device, *arguments)
     dist.barrier()  # leave together; if a rank fails before, the job ends there
     # gloo's threads may still be freeing tensors, and need Python for that. Without a
     # pause, torch before 2.8 can hang in the next line (pytorch#154976), and Python can
     # abort while it ends.
     time.sleep(0.2)
     dist.destroy_process_group()
+    sys.exit(status)  # of rank 0: whether the lesson has proved its claim
 
 
 def end_with_launcher():
@@ -276,6 +287,10 @@ def start_rank(rank, *arguments):
 def launch(processes, *arguments):
     """Start the ranks on this machine, with the variables that torchrun would set."""
     if "RANK" in os.environ:  # torchrun has started this process, as one of the ranks
+        ranks = int(os.environ["WORLD_SIZE"])
+        if processes != ranks:
+            problem = f"torchrun has started {ranks} processes, not {processes}"
+            sys.exit(f"{problem}. Leave the number out.")
         start(*arguments)
         return
     # Reserve a free port. Rank 0 will listen there, and the others connect to it.
@@ -293,7 +308,12 @@ def launch(processes, *arguments):
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         if sys.platform == "linux":  # import once, not once per rank; not safe on a Mac
             mp.set_forkserver_preload(["torch", "torch._dynamo", "torchvision"])
-        mp.start_processes(start_rank, arguments, processes, start_method="forkserver")
+        try:
+            mp.start_processes(
+                start_rank, arguments, processes, start_method="forkserver"
+            )
+        except mp.ProcessExitedException as error:
+            sys.exit(str(error))  # a rank was killed, or has said what is wrong itself
 
 
 def positive_int(text):
@@ -327,7 +347,8 @@ def mnist_folder(text):
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("processes", nargs="?", type=positive_int, default=4, help="how many (4)")
+    ranks = int(os.environ.get("WORLD_SIZE", 4))  # torchrun sets it
+    add("processes", nargs="?", type=positive_int, default=ranks, help="how many (4)")
     add("--epochs", type=positive_int, default=2, help="epochs (2)")
     add("--batch-size", type=positive_int, default=64, help="per process (64)")
     add("--lr", type=positive_float, default=0.015, help="learning rate (0.015)")

@@ -3,7 +3,7 @@
 Builds on: 6_mnist_ddp_pt.py
 New here:  global batch, linear scaling rule, warm-up (Goyal et al., arXiv:1706.02677)
 Run:       python day1/8_mnist_ddp_pt_lr.py [processes]
-Look for:  => gap to the loss curve of one process: ... unscaled, ... linear
+Look for:  => gap to the loss curve ...: ... unscaled, ... linear (limit ...): ok
 Try next:  --scaling sqrt; --lr 0.005, four times as large; 8 processes.
 """
 
@@ -91,10 +91,17 @@ def main(device, args):
             curves[name] = smooth(losses)
     if rank == 0:
         write_curves(curves, args.epochs * len(train_set))
-        report_gaps(curves)
+        return prove(*compare_curves(curves))
 
 
 # ---- The same in every lesson that has it; explained on the page of the first one
+
+
+def prove(claim, holds):
+    """Print the proof line. Return the exit status: 0 if the claim holds, else 1."""
+    verdict = "ok" if holds else "WRONG"
+    print(f"=> {claim}: {verdict}")
+    return 0 if holds else 1
 
 
 def smooth(losses, points=20):
@@ -127,14 +134,19 @@ def write_curves(curves, images):
     axes.figure.savefig(folder / "loss.png")
 
 
-def report_gaps(curves):
-    """Print how far curves are from the first one: mean distance, as a share of it."""
-    first, *others = curves
-    gaps = []
-    for name in others:
-        gap = (curves[name] / curves[first] - 1).abs().mean().item()
-        gaps.append(f"{gap:.0%} {name}")
-    print(f"=> gap to the loss curve of one process: {', '.join(gaps)}")
+def compare_curves(curves):
+    """Return how far curves are from the first one, as a text; and if scaling helps.
+
+    The distance is the mean over the curve, as a share of the first one.
+    """
+    first, unscaled, scaled = curves
+    gaps = {}
+    for name in (unscaled, scaled):
+        gaps[name] = (curves[name] / curves[first] - 1).abs().mean().item()
+    limit = 0.9 * gaps[unscaled]
+    both = f"{gaps[unscaled]:.0%} unscaled, {gaps[scaled]:.0%} {scaled}"
+    claim = f"gap to the loss curve of one process: {both} (limit {limit:.0%})"
+    return claim, gaps[scaled] <= limit
 
 
 def mean_over_ranks(losses, world_size):
@@ -234,13 +246,14 @@ def start(*arguments):
     if dist.get_rank() == 0:
         setting = f"device: {device.type}, backend: {backend}"
         print(f"ranks: {dist.get_world_size()}, {setting}")
-    main(device, *arguments)
+    status = main(device, *arguments)
     dist.barrier()  # leave together; if a rank fails before, the job ends there
     # gloo's threads may still be freeing tensors, and need Python for that. Without a
     # pause, torch before 2.8 can hang in the next line (pytorch#154976), and Python can
     # abort while it ends.
     time.sleep(0.2)
     dist.destroy_process_group()
+    sys.exit(status)  # of rank 0: whether the lesson has proved its claim
 
 
 def end_with_launcher():
@@ -259,6 +272,10 @@ def start_rank(rank, *arguments):
 def launch(processes, *arguments):
     """Start the ranks on this machine, with the variables that torchrun would set."""
     if "RANK" in os.environ:  # torchrun has started this process, as one of the ranks
+        ranks = int(os.environ["WORLD_SIZE"])
+        if processes != ranks:
+            problem = f"torchrun has started {ranks} processes, not {processes}"
+            sys.exit(f"{problem}. Leave the number out.")
         start(*arguments)
         return
     # Reserve a free port. Rank 0 will listen there, and the others connect to it.
@@ -276,7 +293,12 @@ def launch(processes, *arguments):
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         if sys.platform == "linux":  # import once, not once per rank; not safe on a Mac
             mp.set_forkserver_preload(["torch", "torch._dynamo", "torchvision"])
-        mp.start_processes(start_rank, arguments, processes, start_method="forkserver")
+        try:
+            mp.start_processes(
+                start_rank, arguments, processes, start_method="forkserver"
+            )
+        except mp.ProcessExitedException as error:
+            sys.exit(str(error))  # a rank was killed, or has said what is wrong itself
 
 
 def positive_int(text):
@@ -310,7 +332,8 @@ def mnist_folder(text):
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("processes", nargs="?", type=positive_int, default=4, help="how many (4)")
+    ranks = int(os.environ.get("WORLD_SIZE", 4))  # torchrun sets it
+    add("processes", nargs="?", type=positive_int, default=ranks, help="how many (4)")
     add("--epochs", type=positive_int, default=1, help="epochs (1)")
     add("--batch-size", type=positive_int, default=8, help="per process (8)")
     add("--lr", type=positive_float, default=0.00125, help="learning rate (0.00125)")

@@ -3,12 +3,13 @@
 Builds on: 5_mnist_manual_ddp_profile.py
 New here:  gradient bucket, overlap
 Run:       python day1/test-profile.py [processes]
-Look for:  => traces in ./log: 4; communication hidden by computing: ...
+Look for:  => traces in ./log: 4; communication hidden by computing: ...: ok
 Try next:  bucket_cap_mb=100: one bucket for all, and hardly anything is hidden.
 """
 
 import argparse
 import json
+import math
 import os
 import signal
 import socket
@@ -57,10 +58,19 @@ def main(device):
             loss.backward()
             optimizer.step()
             profiler.step()  # one step ends here
-    report_shares(FOLDER, older)
+    hidden, claim = report_shares(FOLDER, older)
+    if dist.get_rank() == 0:
+        return prove(claim, hidden >= 0)  # NaN is not: nothing was sent
 
 
 # ---- The same in every lesson that has it; explained on the page of the first one
+
+
+def prove(claim, holds):
+    """Print the proof line. Return the exit status: 0 if the claim holds, else 1."""
+    verdict = "ok" if holds else "WRONG"
+    print(f"=> {claim}: {verdict}")
+    return 0 if holds else 1
 
 
 def time_shares(trace):
@@ -112,25 +122,29 @@ def time_shares(trace):
 
 
 def report_shares(folder, older):
-    """Print where the time of every rank went, and how else to look at the traces.
+    """Print where the time of every rank went. Every rank must call this.
 
     older: what was in the folder before. Traces of an earlier run do not count.
+    Return the share of communication that computing hides, NaN if a rank of several
+    has none; and the same as a text.
     """
     traces = set(Path(folder).glob(f"rank{dist.get_rank()}.*")) - older
     if not traces:
         raise RuntimeError(f"No trace was written to {folder}. Is the disk full?")
     table = gather(time_shares(traces.pop()))
+    overlap = sum(shares["overlap"] for shares in table)
+    communication = [shares["communication"] for shares in table]
+    hidden = 0.0
+    if len(table) > 1:  # a rank alone may have nothing to send
+        hidden = overlap / sum(communication) if all(communication) else math.nan
     if dist.get_rank() == 0:
         print("rank", *(f"{kind:>14}" for kind in table[0]))
         for rank, shares in enumerate(table):
             print(f"{rank:4}", *(f"{share:14.1%}" for share in shares.values()))
-        hidden = sum(shares["overlap"] for shares in table)
-        total = sum(shares["communication"] for shares in table)
-        share = f"{hidden / total:.0%}" if total else "there is none"
         viewer = f"python scripts/view_traces.py {folder}"
         print(f"See: {viewer} or tensorboard --logdir={folder}")
-        hidden_share = f"communication hidden by computing: {share}"
-        print(f"=> traces in {folder}: {len(table)}; {hidden_share}")
+    traces = f"traces in {folder}: {len(table)}"
+    return hidden, f"{traces}; communication hidden by computing: {hidden:.0%}"
 
 
 def gather(value):
@@ -177,13 +191,14 @@ def start(*arguments):
     if dist.get_rank() == 0:
         setting = f"device: {device.type}, backend: {backend}"
         print(f"ranks: {dist.get_world_size()}, {setting}")
-    main(device, *arguments)
+    status = main(device, *arguments)
     dist.barrier()  # leave together; if a rank fails before, the job ends there
     # gloo's threads may still be freeing tensors, and need Python for that. Without a
     # pause, torch before 2.8 can hang in the next line (pytorch#154976), and Python can
     # abort while it ends.
     time.sleep(0.2)
     dist.destroy_process_group()
+    sys.exit(status)  # of rank 0: whether the lesson has proved its claim
 
 
 def end_with_launcher():
@@ -202,6 +217,10 @@ def start_rank(rank, *arguments):
 def launch(processes, *arguments):
     """Start the ranks on this machine, with the variables that torchrun would set."""
     if "RANK" in os.environ:  # torchrun has started this process, as one of the ranks
+        ranks = int(os.environ["WORLD_SIZE"])
+        if processes != ranks:
+            problem = f"torchrun has started {ranks} processes, not {processes}"
+            sys.exit(f"{problem}. Leave the number out.")
         start(*arguments)
         return
     # Reserve a free port. Rank 0 will listen there, and the others connect to it.
@@ -219,7 +238,12 @@ def launch(processes, *arguments):
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         if sys.platform == "linux":  # import once, not once per rank; not safe on a Mac
             mp.set_forkserver_preload(["torch", "torch._dynamo", "torchvision"])
-        mp.start_processes(start_rank, arguments, processes, start_method="forkserver")
+        try:
+            mp.start_processes(
+                start_rank, arguments, processes, start_method="forkserver"
+            )
+        except mp.ProcessExitedException as error:
+            sys.exit(str(error))  # a rank was killed, or has said what is wrong itself
 
 
 def positive_int(text):
@@ -233,7 +257,8 @@ def positive_int(text):
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("processes", nargs="?", type=positive_int, default=4, help="how many (4)")
+    ranks = int(os.environ.get("WORLD_SIZE", 4))  # torchrun sets it
+    add("processes", nargs="?", type=positive_int, default=ranks, help="how many (4)")
     return parser.parse_args()
 
 

@@ -3,7 +3,7 @@
 Builds on: 8_mnist_ddp_pt_lr.py
 New here:  the launcher's variables instead of launch
 Run:       scripts/multinode_setup_and_run.sh day2/10_mnist_ddp_pt_multinode.py
-Look for:  => gap to the loss curve of one process: ... unscaled, ... linear
+Look for:  => gap to the loss curve ...: ... unscaled, ... linear (limit ...): ok
 Try next:  the same number of ranks on one node: python day1/8_mnist_ddp_pt_lr.py 4
 """
 
@@ -87,10 +87,17 @@ def main(device, args):
             curves[name] = smooth(losses)
     if rank == 0:
         write_curves(curves, args.epochs * len(train_set))
-        report_gaps(curves)
+        return prove(*compare_curves(curves))
 
 
 # ---- The same in every lesson that has it; explained on the page of the first one
+
+
+def prove(claim, holds):
+    """Print the proof line. Return the exit status: 0 if the claim holds, else 1."""
+    verdict = "ok" if holds else "WRONG"
+    print(f"=> {claim}: {verdict}")
+    return 0 if holds else 1
 
 
 def smooth(losses, points=20):
@@ -123,14 +130,19 @@ def write_curves(curves, images):
     axes.figure.savefig(folder / "loss.png")
 
 
-def report_gaps(curves):
-    """Print how far curves are from the first one: mean distance, as a share of it."""
-    first, *others = curves
-    gaps = []
-    for name in others:
-        gap = (curves[name] / curves[first] - 1).abs().mean().item()
-        gaps.append(f"{gap:.0%} {name}")
-    print(f"=> gap to the loss curve of one process: {', '.join(gaps)}")
+def compare_curves(curves):
+    """Return how far curves are from the first one, as a text; and if scaling helps.
+
+    The distance is the mean over the curve, as a share of the first one.
+    """
+    first, unscaled, scaled = curves
+    gaps = {}
+    for name in (unscaled, scaled):
+        gaps[name] = (curves[name] / curves[first] - 1).abs().mean().item()
+    limit = 0.9 * gaps[unscaled]
+    both = f"{gaps[unscaled]:.0%} unscaled, {gaps[scaled]:.0%} {scaled}"
+    claim = f"gap to the loss curve of one process: {both} (limit {limit:.0%})"
+    return claim, gaps[scaled] <= limit
 
 
 def mean_over_ranks(losses, world_size):
@@ -230,13 +242,14 @@ def start(*arguments):
     if dist.get_rank() == 0:
         setting = f"device: {device.type}, backend: {backend}"
         print(f"ranks: {dist.get_world_size()}, {setting}")
-    main(device, *arguments)
+    status = main(device, *arguments)
     dist.barrier()  # leave together; if a rank fails before, the job ends there
     # gloo's threads may still be freeing tensors, and need Python for that. Without a
     # pause, torch before 2.8 can hang in the next line (pytorch#154976), and Python can
     # abort while it ends.
     time.sleep(0.2)
     dist.destroy_process_group()
+    sys.exit(status)  # of rank 0: whether the lesson has proved its claim
 
 
 def positive_int(text):

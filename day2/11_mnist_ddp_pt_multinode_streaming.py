@@ -151,6 +151,13 @@ def main(device, args):
 # ---- The same in every lesson that has it; explained on the page of the first one
 
 
+def prove(claim, holds):
+    """Print the proof line. Return the exit status: 0 if the claim holds, else 1."""
+    verdict = "ok" if holds else "WRONG"
+    print(f"=> {claim}: {verdict}")
+    return 0 if holds else 1
+
+
 def read(data, parts):
     """Return these parts of an HDF5 data set as one tensor."""
     return torch.cat([torch.from_numpy(data[part]) for part in parts])
@@ -361,13 +368,14 @@ def start(*arguments):
     if dist.get_rank() == 0:
         setting = f"device: {device.type}, backend: {backend}"
         print(f"ranks: {dist.get_world_size()}, {setting}")
-    main(device, *arguments)
+    status = main(device, *arguments)
     dist.barrier()  # leave together; if a rank fails before, the job ends there
     # gloo's threads may still be freeing tensors, and need Python for that. Without a
     # pause, torch before 2.8 can hang in the next line (pytorch#154976), and Python can
     # abort while it ends.
     time.sleep(0.2)
     dist.destroy_process_group()
+    sys.exit(status)  # of rank 0: whether the lesson has proved its claim
 
 
 def check_shared_memory(needed):

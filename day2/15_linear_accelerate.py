@@ -91,6 +91,13 @@ def main(args):
 # ---- The same in every lesson that has it; explained on the page of the first one
 
 
+def prove(claim, holds):
+    """Print the proof line. Return the exit status: 0 if the claim holds, else 1."""
+    verdict = "ok" if holds else "WRONG"
+    print(f"=> {claim}: {verdict}")
+    return 0 if holds else 1
+
+
 @torch.inference_mode()
 def find_line(model, device):
     """Return the line through the model's guesses at x = -1 and x = 1, as a formula."""

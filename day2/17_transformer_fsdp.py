@@ -125,11 +125,17 @@ def main(device, args):
 
 # ---- The same in every lesson that has it; explained on the page of the first one
 
-
 LENGTH = 64  # characters in a piece of text
 WIDTH = 64  # numbers per character inside the model
 LAYERS = 4
 NOTES = CHECKPOINT / "notes.json"  # written last: where it is, the rest is complete
+
+
+def prove(claim, holds):
+    """Print the proof line. Return the exit status: 0 if the claim holds, else 1."""
+    verdict = "ok" if holds else "WRONG"
+    print(f"=> {claim}: {verdict}")
+    return 0 if holds else 1
 
 
 def compare_with_ddp(losses, held, train_set, device, args):
@@ -370,13 +376,14 @@ def start(*arguments):
     if dist.get_rank() == 0:
         setting = f"device: {device.type}, backend: {backend}"
         print(f"ranks: {dist.get_world_size()}, {setting}")
-    main(device, *arguments)
+    status = main(device, *arguments)
     dist.barrier()  # leave together; if a rank fails before, the job ends there
     # gloo's threads may still be freeing tensors, and need Python for that. Without a
     # pause, torch before 2.8 can hang in the next line (pytorch#154976), and Python can
     # abort while it ends.
     time.sleep(0.2)
     dist.destroy_process_group()
+    sys.exit(status)  # of rank 0: whether the lesson has proved its claim
 
 
 def positive_int(text):

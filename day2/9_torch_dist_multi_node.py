@@ -3,13 +3,14 @@
 Builds on: 1_torch_dist_gpu.py
 New here:  local rank, node, process groups of some of the ranks
 Run:       scripts/multinode_setup_and_run.sh day2/9_torch_dist_multi_node.py
-Look for:  => 2 nodes, 4 ranks: every rank holds the sum 0+1+2+3 = ...
+Look for:  => 2 nodes, 4 ranks: every rank holds ...; the sum 0+1+2+3 is ...: ok
 Try next:  --torchrun before the file; one rank per node; 4 kB and 64 MB between nodes.
 """
 
 import argparse
 import os
 import socket
+import statistics
 import sys
 import time
 from datetime import timedelta
@@ -20,19 +21,21 @@ import torch.distributed as dist
 SIZES = {"4 kB": 1_000, "1 MB": 250_000, "64 MB": 16_000_000}  # numbers of 4 bytes each
 
 
-def time_all_reduce(numbers, device, group, repeats=10):
-    """Return the seconds that one all_reduce of float32 numbers takes in a group."""
+def time_all_reduce(numbers, device, group):
+    """Return the seconds that one all_reduce of float32 numbers took, 5 times."""
     tensor = torch.ones(numbers, device=device)
-    # The first call sets up connections: not timed.
-    dist.all_reduce(tensor, group=group)
-    torch.get_device_module(device).synchronize()  # torch.cpu's does nothing
-    dist.barrier(group)
-    begin = time.perf_counter()
-    for _ in range(repeats):
-        dist.all_reduce(tensor, group=group)
-    # A GPU works later than the CPU asks it to. Wait for it, then read the clock.
-    torch.get_device_module(device).synchronize()
-    return (time.perf_counter() - begin) / repeats
+    dist.all_reduce(tensor, group=group)  # sets up connections: not timed
+    seconds = []
+    for _ in range(5):
+        torch.get_device_module(device).synchronize()  # torch.cpu's does nothing
+        dist.barrier(group)
+        begin = time.perf_counter()
+        for _ in range(4):
+            dist.all_reduce(tensor, group=group)
+        # The calls return before a GPU has done the work. Wait, then read the clock.
+        torch.get_device_module(device).synchronize()
+        seconds.append((time.perf_counter() - begin) / 4)
+    return seconds
 
 
 def make_groups():
@@ -72,8 +75,9 @@ def main(device):
     for where, group in (("within a node", within), ("between nodes", between)):
         ranks = dist.get_world_size(group)  # -1 on a rank that is not in the group
         for size, numbers in SIZES.items():
-            mine = time_all_reduce(numbers, device, group) if ranks > 0 else 0
-            seconds = max(gather(mine))
+            mine = time_all_reduce(numbers, device, group) if ranks > 0 else [0] * 5
+            rounds = slowest_rank(mine)
+            seconds = statistics.median(rounds)
             # Algorithm bandwidth: size / time. Bus bandwidth: what a link carries. In a
             # ring of n ranks nearly every number passes every link twice, exactly
             # 2 (n - 1) / n times. Source: NVIDIA's nccl-tests, doc/PERFORMANCE.md.
@@ -81,23 +85,45 @@ def main(device):
             bus = algorithm * 2 * (ranks - 1) / ranks
             if rank == 0 and ranks > 1:
                 speeds = f"{algorithm:9,.1f} MB/s, bus {bus:9,.1f} MB/s"
-                times = f"{seconds * 1e3:8.3f} ms, {speeds}"
-                print(f"{where}, {ranks} ranks, {size:>5}: {times}")
+                row = f"{milliseconds(rounds)}, {speeds}"
+                print(f"{where}, {ranks} ranks, {size:>5}: {row}")
     if rank == 0:
         sums = [after for _, after, _ in rows]
-        print(f"=> {nodes} nodes, {world_size} ranks: {check_sums(sums)}")
+        claim, correct = check_sums(sums)
+        return prove(f"{nodes} nodes, {world_size} ranks: {claim}", correct)
 
 
 # ---- The same in every lesson that has it; explained on the page of the first one
 
 
+def prove(claim, holds):
+    """Print the proof line. Return the exit status: 0 if the claim holds, else 1."""
+    verdict = "ok" if holds else "WRONG"
+    print(f"=> {claim}: {verdict}")
+    return 0 if holds else 1
+
+
 def check_sums(sums):
-    """Return the verdict on the sums that the ranks hold, given in rank order."""
+    """Return what the ranks hold, and what they should, as a text; and if it is right.
+
+    sums: the values of all ranks, in rank order.
+    """
     expected = sum(range(len(sums)))
     terms = "+".join(str(rank) for rank in range(len(sums)))
+    held = ", ".join(f"{value:g}" for value in sorted(set(sums)))
     correct = all(value == expected for value in sums)
-    verdict = "every rank holds" if correct else "WRONG: not every rank holds"
-    return f"{verdict} the sum {terms} = {expected}"
+    return f"every rank holds {held}; the sum {terms} is {expected}", correct
+
+
+def slowest_rank(seconds):
+    """Return for each round the time of its slowest rank. Every rank must call this."""
+    return [max(times) for times in zip(*gather(seconds), strict=True)]
+
+
+def milliseconds(rounds):
+    """Return the median of some times in seconds, and from where to where they go."""
+    median = statistics.median(rounds) * 1e3
+    return f"{median:8.3f} ms ({min(rounds) * 1e3:.3f} to {max(rounds) * 1e3:.3f})"
 
 
 def gather(value):
@@ -144,13 +170,14 @@ def start(*arguments):
     if dist.get_rank() == 0:
         setting = f"device: {device.type}, backend: {backend}"
         print(f"ranks: {dist.get_world_size()}, {setting}")
-    main(device, *arguments)
+    status = main(device, *arguments)
     dist.barrier()  # leave together; if a rank fails before, the job ends there
     # gloo's threads may still be freeing tensors, and need Python for that. Without a
     # pause, torch before 2.8 can hang in the next line (pytorch#154976), and Python can
     # abort while it ends.
     time.sleep(0.2)
     dist.destroy_process_group()
+    sys.exit(status)  # of rank 0: whether the lesson has proved its claim
 
 
 def parse_args():

@@ -59,11 +59,19 @@ def main(args):
         count = len(file["images"])
     print(f"{args.file}: {args.file.stat().st_size / 1e6:,.1f} MB")
     size = f"{count:,} images of 28 x 28 in chunks of {args.chunk_size}"
-    wrong = "" if same else ": NOT what was written"
-    print(f"=> {args.file.name}: {size}, sha256 {checksum[:12]}{wrong}")
+    read = "as" if same else "NOT as"
+    claim = f"{args.file.name}: {size}, sha256 {checksum[:12]}, read {read} written"
+    return prove(claim, same)
 
 
 # ---- The same in every lesson that has it; explained on the page of the first one
+
+
+def prove(claim, holds):
+    """Print the proof line. Return the exit status: 0 if the claim holds, else 1."""
+    verdict = "ok" if holds else "WRONG"
+    print(f"=> {claim}: {verdict}")
+    return 0 if holds else 1
 
 
 def read_again(file, train_set):
@@ -186,4 +194,4 @@ def parse_args():
 
 if __name__ == "__main__":
     args = parse_args()
-    main(args)
+    sys.exit(main(args))

@@ -70,6 +70,13 @@ USERS, MOVIES, RATINGS = 610, 9_724, 100_836  # as in MovieLens ml-latest-small
 MOST = 9_999_999  # the largest number of a user or a movie
 
 
+def prove(claim, holds):
+    """Print the proof line. Return the exit status: 0 if the claim holds, else 1."""
+    verdict = "ok" if holds else "WRONG"
+    print(f"=> {claim}: {verdict}")
+    return 0 if holds else 1
+
+
 @contextmanager
 def safe_folder(folder):
     """Make a new folder, which has another name until all is written into it.

@@ -85,7 +85,7 @@ def assert_went_on(job, starts=2):
     assert re.search(rf"^start {starts}: goes on in epoch \d after [\d,]+ images$", last, re.M)
     once = "images once an epoch: 3,198 of 3,198"
     assert proof_of(last).startswith(f"=> starts: {starts}, {once}, ")
-    assert proves("12", last)
+    assert proves(last)
     assert last.endswith(" the job ends with exit status 0\n")
 
 
@@ -109,7 +109,7 @@ def test_as_it_is_the_script_runs_a_lesson_and_its_log_names_each_step(slurm, tm
     assert " checks ok, 8 ranks\n" in job.log()
     assert job.log().count("nodes: node1 node2, ranks on each: 4, in all: 8\n") == 2
     assert job.log().count("each rank: 32 CPUs, ") == 2
-    assert proves("9", job.log())
+    assert proves(job.log())
     assert len([*folder.glob(f"logs/cpu-{job.number}.*-node?.out")]) == 2
 
 
@@ -280,7 +280,7 @@ def test_a_sweep_is_a_job_array_of_two_runs_at_a_time(slurm, tmp_path):
         output = tmp_path / "runs" / "sweep" / f"lr-{rate}" / "output.txt"
         assert log.read_text() == f"== learning rate {rate}\n{output.read_text()}"
         assert f"alone: global batch 8, learning rate {rate}, mean loss " in output.read_text()
-        assert proves("8", output.read_text()), output.read_text()
+        assert proves(output.read_text()), output.read_text()
     done = collect(tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     rows = ROWS.findall(done.stdout)

@@ -44,7 +44,7 @@ def mnist_file(tmp_path_factory):
 
     status, output, path = once(tmp_path_factory, "mnist_file", make)
     assert status == 0, output
-    assert proves("create_mnist_h5", output)
+    assert proves(output)
     return Path(path)
 
 
@@ -132,7 +132,7 @@ def test_a_file_that_holds_something_else_is_named(tmp_path):
     line = ('file["images"][begin:end] = images', 'file["images"][begin:end] = 255 - images')
     few = ("--file", tmp_path / "mnist.h5")
     output = run_mutant("create_mnist_h5", [line], 1, *few, cwd=tmp_path)
-    assert_disproved("create_mnist_h5", output, ": NOT what was written$")
+    assert_disproved(output, ": NOT what was written$")
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
@@ -199,7 +199,7 @@ def test_lesson_11_learns_the_same_from_the_file_as_from_memory(options, mnist_f
     else:
         status, output = launch("--local", "2", LESSON, *few, cwd=tmp_path)
     assert status == 0, output
-    assert proves("11", output), output
+    assert proves(output), output
     assert "=> 1,280 of 60,000 images once an epoch, losses within" in output
     assert len(re.findall(r"images/s$", output, re.M)) == 4
     assert len(losses(tmp_path / "runs" / "11_mnist_ddp_pt_multinode_streaming")) == 20
@@ -219,7 +219,7 @@ def test_without_its_key_line_lesson_11_learns_something_else(
 ):
     few = ("--epochs", 2, "--max-steps", 10, "--file", mnist_file)
     output = run_mutant("11", [(line, wrong)], 2, *few, cwd=tmp_path)
-    assert_disproved("11", output, says)
+    assert_disproved(output, says)
 
 
 def test_memory_does_not_grow_with_the_file(mnist_file, tmp_path):

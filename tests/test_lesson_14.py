@@ -52,7 +52,7 @@ def ratings(tmp_path_factory):
 
     status, output, folder = once(tmp_path_factory, "ratings", create)
     assert status == 0, output
-    assert proves("create_ratings", output)
+    assert proves(output)
     assert proof_of(output).startswith("=> 302,508 ratings in 12 files, of users 1 to 1,830 and ")
     return Path(folder)
 
@@ -85,7 +85,7 @@ def alone(ratings, tmp_path_factory):
         return output, losses(folder / "runs" / LESSON.stem)
 
     output, curve = once(tmp_path_factory, "lesson_14_alone", run)
-    assert proves("14", output), output
+    assert proves(output), output
     return output, curve
 
 
@@ -94,7 +94,7 @@ def test_any_number_of_ranks_gives_the_same_model(ranks, ratings, alone, tmp_pat
     few = options(ratings, ranks)
     status, output = run_ranks(ranks, LESSON, *few, cwd=tmp_path)
     assert status == 0, output
-    assert proves("14", output), output
+    assert proves(output), output
     assert "Warning" not in output
     assert f"files: 12, for each rank: {12 // ranks}\n" in output
     assert same(output, alone[0])
@@ -111,7 +111,7 @@ def test_the_defaults_learn_from_few_ratings_and_from_many(copies, epochs, tmp_p
     assert status == 0, output
     status, output = run_ranks(2, LESSON, "--folder", tmp_path / "x", cwd=tmp_path)
     assert status == 0, output
-    assert proves("14", output), output
+    assert proves(output), output
     # At least 300 steps, whatever the number of ratings: 44 or 442 of 2,048 ratings in an epoch.
     assert output.count("\nepoch ") == epochs
     assert int(re.search(r", (\d+)% below", output)[1]) >= 5
@@ -136,7 +136,7 @@ def test_two_nodes_of_slurm_give_the_same_model(slurm, ratings, alone, tmp_path)
     command = ("salloc", "--nodes", 2, LAUNCHER, "14", *options(ratings, 2))
     done = slurm.run(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert proves("14", done.stdout)
+    assert proves(done.stdout)
     assert same(done.stdout, alone[0])
 
 
@@ -144,7 +144,7 @@ def test_two_nodes_of_slurm_give_the_same_model(slurm, ratings, alone, tmp_path)
 def test_without_the_rows_of_the_others_the_model_is_another_one(ratings, alone, tmp_path):
     line = ("    dist.all_gather_into_tensor(joined, tensor)\n", "")
     output = run_mutant("14", [line], 2, *options(ratings, 2), cwd=tmp_path)
-    assert_disproved("14", output, "; DIFFERENT models on the ranks$")
+    assert_disproved(output, "; DIFFERENT models on the ranks$")
     assert not same(output, alone[0])
 
 
@@ -152,7 +152,7 @@ def test_without_the_rows_of_the_others_the_model_is_another_one(ratings, alone,
 def test_lesson_14_sees_that_nothing_is_learned(ratings, tmp_path):
     line = ("        optimizer.step()\n", "")
     output = run_mutant("14", [line], 2, *options(ratings, 2), cwd=tmp_path)
-    assert_disproved("14", output, "^=> RMSE .*, -?0% below biases alone;")
+    assert_disproved(output, "^=> RMSE .*, -?0% below biases alone;")
 
 
 def write_numbers(folder, lengths):

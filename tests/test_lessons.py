@@ -57,13 +57,13 @@ def test_lesson_0_sums_the_ranks(processes, tmp_path):
     )
     assert rows == [(str(r), str(processes), str(r), str(total)) for r in range(processes)]
     assert proof_of(output).endswith(f"= {total}")
-    assert proves("0", output)
+    assert proves(output)
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 4])
 def test_lesson_1_measures_bandwidth(processes, tmp_path):
     output = succeed("1", processes, cwd=tmp_path, quick=processes < 4)
-    assert proves("1", output)
+    assert proves(output)
     assert len(re.findall(r"^rank \d+ of \d+ on \w+", output, re.M)) == processes
     rows = re.findall(r"([\d,.]+) ms, +([\d,.]+) MB/s, bus +([\d,.]+) MB/s", output)
     assert len(rows) == 3
@@ -76,7 +76,7 @@ def test_lesson_1_measures_bandwidth(processes, tmp_path):
 
 def test_lesson_2_reaches_98_percent_with_its_defaults(tmp_path):
     output = succeed("2", cwd=tmp_path)
-    assert proves("2", output)
+    assert proves(output)
     steps = [images for images, _ in losses(tmp_path / "runs" / "2_mnist_training")]
     assert len(steps) == 2 * 938
     assert steps[-1] == 2 * 938 * 64  # the last batch of an epoch is counted as a whole one
@@ -105,14 +105,14 @@ def test_lesson_3_gives_lesson_2s_loss_on_every_rank(processes, alone, tmp_path)
     assert len(found) == processes
     assert [float(loss) for loss in found] == pytest.approx([expected] * processes, abs=2e-4)
     assert proof_of(output) == f"=> {processes} ranks, {processes * 20 * 84:,} images, one model"
-    assert proves("3", output)
+    assert proves(output)
 
 
 @pytest.mark.parametrize("processes", [4, 7])  # 1, 2 and 3: in the chain below
 def test_lesson_4_shares_the_images_and_equals_one_process(processes, tmp_path):
     few = ("--epochs", 2, "--max-steps", 10)  # 20 losses, of which 10 can be compared
     output = succeed("4", processes, *few, cwd=tmp_path, quick=processes > 4)
-    assert proves("4", output)
+    assert proves(output)
     # Where 60,000 cannot be divided, the sampler visits a few images twice to fill up.
     twice = -60_000 % processes
     assert f"visited exactly once per epoch: {60_000 - twice:,} of 60,000 images" in output
@@ -121,7 +121,7 @@ def test_lesson_4_shares_the_images_and_equals_one_process(processes, tmp_path):
 @pytest.mark.parametrize("processes", [1, 2, 3, 4])
 def test_lesson_5_says_where_the_time_goes(processes, tmp_path):
     output = succeed("5", processes, "--max-steps", 5, cwd=tmp_path, quick=processes < 4)
-    assert proves("5", output)
+    assert proves(output)
     rows = re.findall(
         r"^ +\d+ +([\d.]+)% +([\d.]+)% +([\d.]+)% +([\d.]+)% +([\d.]+)%$", output, re.M
     )
@@ -145,7 +145,7 @@ def test_an_older_trace_is_not_taken_for_that_of_this_run(lesson_id, tmp_path):
     (folder / name).write_text("an older trace")
     few = ("--max-steps", 5) if lesson_id == "5" else ()
     output = succeed(lesson_id, 2, *few, cwd=tmp_path, quick=True)
-    assert proves(lesson_id, output)
+    assert proves(output)
     # And where the profiler has written none:
     lesson, older = load_lesson(lesson_id), set(folder.glob("*"))
     with (
@@ -186,8 +186,8 @@ def test_lesson_6_gives_the_losses_of_lessons_2_and_4(processes, alone, tmp_path
     few = (processes, *FEW, "--batch-size", batch)
     manual = succeed("4", *few, cwd=tmp_path, quick=True)
     output = succeed("6", *few, cwd=tmp_path, quick=processes < 4)
-    assert proves("4", manual)
-    assert proves("6", output)
+    assert proves(manual)
+    assert proves(output)
     first = r"epoch 0: loss ([\d.]+)"
     for other in (alone[0], manual):
         mine, theirs = float(re.search(first, output)[1]), float(re.search(first, other)[1])
@@ -207,7 +207,7 @@ def test_lesson_6_gives_the_losses_of_lessons_2_and_4(processes, alone, tmp_path
 def test_lesson_7_times_the_same_work_twice(processes, tmp_path):
     arguments = (processes, *FEW, "--batch-size", 200)
     output = succeed("7", *arguments, cwd=tmp_path, quick=processes < 4)
-    assert proves("7", output)
+    assert proves(output)
     rows = timings(output)
     assert [ranks for ranks, *_ in rows] == sorted({1, processes})
     gain = float(re.search(r"([\d.]+) times", output)[1])
@@ -222,7 +222,7 @@ def test_losses_that_are_not_finite_prove_nothing(lesson_id, tmp_path):
     file = ROOT / LESSONS[lesson_id]["file"]
     status, output = run_ranks(2, file, *FEW, "--lr", 1e30, cwd=tmp_path)
     assert status == 0, output
-    assert not proves(lesson_id, output)
+    assert not proves(output)
     assert "losses within nan of one process" in proof_of(output)
 
 
@@ -251,7 +251,7 @@ def gaps(output):
 
 def test_lesson_8_scaling_brings_the_loss_curve_closer(tmp_path):
     output = succeed("8", 4, "--images", 9600, cwd=tmp_path)
-    assert proves("8", output)
+    assert proves(output)
     unscaled, scaled = gaps(output)
     assert scaled < unscaled / 2
     folder = tmp_path / "runs" / "8_mnist_ddp_pt_lr"
@@ -266,7 +266,7 @@ def test_lesson_8_scaling_brings_the_loss_curve_closer(tmp_path):
 def test_lesson_8_runs_at_every_size(processes, scaling, tmp_path):
     few = ("--images", 3200 if processes == 2 else 1200, "--scaling", scaling)
     output = succeed("8", processes, *few, cwd=tmp_path, quick=True)
-    assert proves("8", output)
+    assert proves(output)
     factor = processes if scaling == "linear" else processes**0.5
     row = f"{scaling}: global batch {8 * processes}, learning rate {0.00125 * factor:g}, mean loss"
     assert f"\n{row}" in output
@@ -280,7 +280,7 @@ def test_lesson_8_runs_at_every_size(processes, scaling, tmp_path):
 @pytest.mark.parametrize("processes", [1, 2, 3, 4])
 def test_profile_job_hides_communication(processes, tmp_path):
     output = succeed("test-profile", processes, cwd=tmp_path, quick=processes < 4)
-    assert proves("test-profile", output)
+    assert proves(output)
     assert len(list((tmp_path / "log").glob("*.pt.trace.json"))) == processes
     if processes > 1:
         assert int(re.search(r"computing: (\d+)%", output)[1]) > 5
@@ -299,7 +299,7 @@ def test_torchrun_can_start_a_lesson_too(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert "ranks: 2," in done.stdout
-    assert proves("4", done.stdout)
+    assert proves(done.stdout)
 
 
 # For each lesson its key line, what stands there when somebody gets it wrong, and what the lesson
@@ -378,14 +378,14 @@ def test_without_its_key_line_a_lesson_proves_nothing(
     lesson_id, line, wrong, arguments, says, tmp_path
 ):
     output = run_mutant(lesson_id, [(line, wrong)], *arguments, cwd=tmp_path)
-    assert_disproved(lesson_id, output, says)
+    assert_disproved(output, says)
 
 
 @pytest.mark.mutation
 def test_lesson_2_sees_that_nothing_is_learned(alone, tmp_path):
     few = (*FEW, "--batch-size", 84)
     output = run_mutant("2", [("        optimizer.step()\n", "")], 1, *few, cwd=tmp_path)
-    assert_disproved("2", output, r"=> (\d|1\d)\.\d\d% of 10,000 test images right")
+    assert_disproved(output, r"=> (\d|1\d)\.\d\d% of 10,000 test images right")
     right, wrong = (
         float(re.search(r"mean loss ([\d.]+)", proof_of(x))[1]) for x in (alone[0], output)
     )

@@ -651,7 +651,7 @@ def test_the_cell_of_a_notebook(course, tmp_path):
     assert (status, output) == (0, f"{torch.__version__} {torch.cuda.device_count()}\n")
     status, output = type_in(f"{lesson} --epochs 1 --max-steps 5 --batch-size 8", tmp_path)
     assert status == 0, output
-    assert proves("7", output), output
+    assert proves(output), output
     assert "processes: 2, " in output
     assert {path: path.stat().st_mtime_ns for path in site.glob("torch*")} == before
     assert not [*tmp_path.rglob(".venv*")]

@@ -1,7 +1,6 @@
 """Starting the lessons, as run_course.py and update_docs.py do."""
 
 import os
-import re
 import sys
 
 from lib.course import LAUNCHER, ROOT
@@ -53,8 +52,8 @@ def run(lesson, **options):
     problem, skipped = job.trouble, ""
     if job.status == os.EX_UNAVAILABLE and said and not (job.stopped or job.left):
         problem, skipped = "", said
-    elif not problem and not re.fullmatch(lesson["proof"], showed):
-        problem = "its proof line is missing or wrong"
+    elif not problem and not showed.endswith(": ok"):
+        problem = "it has proved nothing"
     return {
         "output": job.output,
         "showed": showed,
