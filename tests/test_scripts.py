@@ -33,10 +33,11 @@ signal.signal(signal.SIGTERM, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # as the lessons do
 """
 PLANTED = {  # {id of a lesson: its file}
-    "well": "print('=> well')",
-    "leaves": STUBBORN + "print('=> well')",
+    "well": "print('=> well: ok')",
+    "leaves": STUBBORN + "print('=> well: ok')",
     "hangs": STUBBORN + "print('planted', flush=True); time.sleep(600)",
     "cannot": "import sys; print('begins'); print('This machine has no wheels.'); sys.exit(69)",
+    "silent": "print('ends well, and proves nothing')",
     "fails": "import sys; sys.exit('This lesson has no wheels.')",
     "slow": STUBBORN + "print('planted', flush=True); time.sleep(20)",
 }
@@ -56,7 +57,7 @@ def planted(tmp_path):
         seconds = 60 if name == "slow" else 0.4
         lessons.append(
             f'[[lesson]]\nid = "{name}"\nfile = "day1/{name}.py"\nidea = "{name}"\n'
-            f"arguments = []\nproof = '=> well'\nseconds = {seconds}\n"
+            f"arguments = []\nseconds = {seconds}\n"
         )
     (tmp_path / "scripts" / "course.toml").write_text("\n".join(lessons))
     (tmp_path / "scripts" / "lib" / "report.py").write_text("def write(*arguments):\n    pass\n")
@@ -83,10 +84,10 @@ def test_run_course_fails_when_a_lesson_does(tmp_path):
     lesson.write_text(lesson.read_text().replace(key_line, ""))
     done = run_course("0", root=tmp_path, cwd=tmp_path)
     assert done.returncode == 1
-    assert "its proof line is missing or wrong" in done.stdout
+    assert re.search(r"^ +0  => .*: WRONG +[\d.]+  WRONG$", done.stdout, re.M)
     assert "0 of 1 lessons ok" in done.stdout
     report = (tmp_path / "runs" / "report.html").read_text()
-    assert '<span class="state problem">its proof line is missing or wrong</span>' in report
+    assert '<span class="state problem">WRONG</span>' in report
 
 
 def run_planted(*arguments, folder):
@@ -96,23 +97,24 @@ def run_planted(*arguments, folder):
     assert not job.stopped, job.output
     assert job.left == [], job.output
     table = job.output.rpartition("what it showed")[2]
-    rows = re.findall(r"^ *(\w+)  (?:=> well)? +([\d.]+)  (.+)$", table, re.M)
+    rows = re.findall(r"^ *(\w+)  (?:=> well: ok)? +([\d.]+)  (.+)$", table, re.M)
     return job.status, {name: (float(seconds), state) for name, seconds, state in rows}, job.output
 
 
 def test_run_course_waits_for_nobody_and_names_the_lesson_that_left_something(planted):
     shutil.copy(ROOT / "scripts" / "lib" / "report.py", planted / "scripts" / "lib")
-    status, table, output = run_planted("hangs", "leaves", "fails", "well", folder=planted)
+    status, table, output = run_planted(*"hangs leaves silent fails well".split(), folder=planted)
     assert status == 1
     assert {name: state for name, (_, state) in table.items()} == {
         "hangs": "stopped after 4 s, processes left: 3",
         "leaves": "processes left: 3",
+        "silent": "no proof line",
         "fails": "exit status 1",
         "well": "ok",
     }
     assert 4 <= table["hangs"][0] < 8
     assert len(re.findall(r"^   left behind, ended now: process \d+ sleep 600$", output, re.M)) == 6
-    assert "1 of 4 lessons ok, " in output
+    assert "1 of 5 lessons ok, " in output
     report = (planted / "runs" / "report.html").read_text()
     assert '<span class="state problem">stopped after 4 s, processes left: 3</span>' in report
     assert '<span class="state problem">processes left: 3</span>' in report

@@ -25,7 +25,7 @@ from lib.report_figures import card, draw
 # What stands at the top: the lesson, where its number is, and what the number is.
 HEADLINES = [
     ("2", r"^=> ([\d.]+%) of ", "of the test images right, after two epochs of one process"),
-    ("6", r"^=> losses within (\S+) of ", "is how far DDP's losses are from those of one process"),
+    ("6", r"^=> losses within (\S+) of ", "is how far 10 losses of DDP are from one process's"),
     ("7", r"^=> ([\d.]+) times ", "times the images/s of one process, with several"),
 ]
 

@@ -143,7 +143,7 @@ def draw_speed_up(name, title, results):
 def draw_bandwidth(name, title, results):
     """Draw the bus bandwidth of all_reduce over the size, as lessons 1 and 9 print it."""
     row = (
-        r"^(?:(.*), (\d+) ranks, )? *(\d+) (kB|MB): +([\d.]+) ms, +([\d.,]+) MB/s, "
+        r"^(?:(.*), (\d+) ranks, )? *(\d+) (kB|MB): +([\d.]+) ms \(.*\), +([\d.,]+) MB/s, "
         r"bus +([\d.,]+) MB/s$"
     )
     series, sizes, rows = {}, {}, []
@@ -203,7 +203,7 @@ def draw_time_shares(name, title, results):
     axes.invert_yaxis()
     axes.grid(visible=False)
     drawing.legend(loc="outside upper center", ncols=3)
-    (hidden,) = find(r"^=> .* hidden by computing: (\d+)%$", results)
+    (hidden,) = find(r"^=> .* hidden by computing: (\d+)%", results)
     caption = (
         "Only where a rank computes and communicates at once does a message cost no extra time: "
         f"here that is {hidden}% of all communication."

@@ -52,8 +52,10 @@ def run(lesson, **options):
     problem, skipped = job.trouble, ""
     if job.status == os.EX_UNAVAILABLE and said and not (job.stopped or job.left):
         problem, skipped = "", said
+    elif showed.endswith(": WRONG"):
+        problem = "WRONG"
     elif not problem and not showed.endswith(": ok"):
-        problem = "it has proved nothing"
+        problem = "no proof line"
     return {
         "output": job.output,
         "showed": showed,
