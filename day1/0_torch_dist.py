@@ -74,6 +74,7 @@ def start(*arguments):
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
     dist.init_process_group("gloo", timeout=timeout)
     status = main(*arguments)
+    # The others wait here while rank 0 still works, at most as long as the timeout.
     dist.barrier()  # leave together; if a rank fails before, the job ends there
     # gloo's threads may still be freeing tensors, and need Python for that. Without a
     # pause, torch before 2.8 can hang in the next line (pytorch#154976), and Python can

@@ -35,6 +35,7 @@ DATA = "enumerate(DataLoader)"  # what the loader does, in a trace
 
 def train_one_epoch(model, loader, optimizer, device, profiler):
     """Train on each batch once. Return the loss of every step, float32 [steps]."""
+    model.train()
     losses = []
     for images, labels in loader:
         images, labels = images.to(device), labels.to(device)
@@ -66,9 +67,10 @@ def train(train_set, device, args):
 
 
 def main(device, args):
-    """Run on every rank: train, say where the time went."""
+    """Run on every rank: say what averaging costs; train, say where the time went."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # hides the profiler's own messages
     train_set, test_set = load_mnist(args.data_dir)
+    compare_speeds(train_set, device, args)
     older = set(Path(FOLDER).glob("*"))
     model, losses = train(train_set, device, args)
     if dist.get_rank() == 0:
@@ -163,14 +165,73 @@ def report_shares(folder, older):
     return hidden, f"{traces}; communication hidden by computing: {hidden:.0%}"
 
 
+def time_steps(loader, device, args, averaging):
+    """Return this rank's seconds for a step of training, with averaging or without."""
+    torch.manual_seed(args.seed)
+    model = Net().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
+    for step, (images, labels) in enumerate(islice(loader, 5 + args.max_steps)):
+        if step == 5:  # the first ones are the warm-up
+            dist.barrier()
+            torch.get_device_module(device).synchronize()
+            begin = time.perf_counter()
+        images, labels = images.to(device), labels.to(device)
+        optimizer.zero_grad()
+        F.cross_entropy(model(images), labels).backward()
+        if averaging:
+            average_gradients(model)
+        optimizer.step()
+    torch.get_device_module(device).synchronize()
+    return (time.perf_counter() - begin) / args.max_steps
+
+
+def time_messages(device, args):
+    """Return the seconds of an all_reduce as large as all gradients, by itself."""
+    flat = nn.utils.parameters_to_vector(Net().to(device).parameters()).detach()
+    dist.barrier()
+    torch.get_device_module(device).synchronize()
+    begin = time.perf_counter()
+    for _ in range(args.max_steps):
+        dist.all_reduce(flat)
+    torch.get_device_module(device).synchronize()
+    return (time.perf_counter() - begin) / args.max_steps
+
+
+def compare_speeds(train_set, device, args):
+    """Print what averaging costs, medians of five rounds. Every rank must call this."""
+    sampler = DistributedSampler(train_set, seed=args.seed)
+    loader = DataLoader(train_set, batch_size=args.batch_size, sampler=sampler)
+    rounds = []
+    for _ in range(5):
+        apart = time_steps(loader, device, args, averaging=False)
+        together = time_steps(loader, device, args, averaging=True)
+        rounds.append([apart, together, time_messages(device, args)])
+    # Of [ranks, rounds, 3] the mean over the ranks, then the median of the rounds.
+    times = torch.tensor(gather(rounds)).mean(dim=0).median(dim=0).values
+    apart, together, message = times.tolist()
+    waiting = max(0.0, together - apart - message)
+    images = args.batch_size * dist.get_world_size()
+    if dist.get_rank() == 0:
+        print(f"{'a step of all ranks':42}       ms  images/s")
+        for name, seconds in (
+            ("without averaging: no rank ever waits", apart),
+            ("with averaging", together),
+        ):
+            print(f"{name:42} {1000 * seconds:8.1f}  {images / seconds:8,.0f}")
+        print(f"{'  of it one all_reduce, by itself':42} {1000 * message:8.1f}")
+        print(f"{'  of it waiting for each other, the rest':42} {1000 * waiting:8.1f}")
+
+
 def average_gradients(model):
     """Replace each gradient by its mean over the ranks. Every rank must call this."""
     gradients = [parameter.grad for parameter in model.parameters()]
     # All in one long vector: every message costs time, even a short one.
-    flat = nn.utils.parameters_to_vector(gradients)
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat, op=dist.ReduceOp.SUM)
     flat /= dist.get_world_size()  # the mean, not the sum
-    nn.utils.vector_to_parameters(flat, gradients)  # in place: it fills each .grad
+    sizes = [gradient.numel() for gradient in gradients]
+    for gradient, mean in zip(gradients, flat.split(sizes), strict=True):
+        gradient.copy_(mean.view_as(gradient))
 
 
 def gather(value):
@@ -190,6 +251,7 @@ def mean_over_ranks(losses, world_size):
 @torch.inference_mode()
 def evaluate(model, test_set, device):
     """Return the share of the test images that the model gets right, from 0 to 1."""
+    model.eval()  # no dropout; BatchNorm takes the averages that it has kept
     correct = 0
     for images, labels in DataLoader(test_set, batch_size=1000):
         images, labels = images.to(device), labels.to(device)
@@ -248,20 +310,23 @@ def choose_device(local_rank, local_world_size):
     if kind in ("cpu", "mps"):  # there are no collectives for Apple's GPU
         return torch.device("cpu"), "gloo"
     device = torch.device(kind, local_rank % count)
-    # Where Slurm shows each task only its own GPU, count is 1. If srun has started each
-    # rank as a task, take the number of GPUs of the node.
-    if os.environ.get("SLURM_STEP_NUM_TASKS") == os.environ.get("WORLD_SIZE", "1"):
-        count = max(count, int(os.environ.get("SLURM_GPUS_ON_NODE", 0)))
+    # Where Slurm shows a rank only its own GPU, the launcher says how many there are.
+    # Parts of a GPU (MIG) do not count: NCCL takes two of them for the same GPU.
+    if count == 1 and "MIG" not in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
+        count = int(os.environ.get("GPUS_ON_NODE", 1))
     shared = local_world_size > count
     if kind == "xpu" and (shared or not dist.is_xccl_available()):
         return torch.device("cpu"), "gloo"  # gloo cannot carry tensors of Intel's GPUs
     torch.accelerator.set_device_index(device.index)
     # We compare runs: a run must give the same numbers again, with little rounding
-    # (TF32 keeps 11 of float32's 24 bits). A real job may leave out these four lines.
+    # (TF32 keeps 11 of float32's 24 bits). A real job may leave out these lines.
     torch.backends.cudnn.deterministic = True  # NVIDIA and AMD
     torch.backends.mkldnn.deterministic = True  # Intel
-    torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False  # True in NVIDIA's containers
+    if hasattr(torch.backends.cudnn, "conv"):  # torch 2.9 and newer
+        torch.backends.cudnn.conv.fp32_precision = "ieee"
+    else:
+        torch.backends.cudnn.allow_tf32 = False
     # NCCL refuses two ranks on one GPU, so gloo connects ranks that share one.
     backend = "gloo" if shared else dist.get_default_backend_for_device(device)
     return device, backend
@@ -273,12 +338,15 @@ def start(*arguments):
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     device, backend = choose_device(local_rank, local_world_size)
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
+    # NCCL's other way to connect hangs at random before torch 2.7.1 (pytorch#153960).
+    os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")
     device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
     dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     if dist.get_rank() == 0:
         setting = f"device: {device.type}, backend: {backend}"
         print(f"ranks: {dist.get_world_size()}, {setting}")
     status = main(device, *arguments)
+    # The others wait here while rank 0 still works, at most as long as the timeout.
     dist.barrier()  # leave together; if a rank fails before, the job ends there
     # gloo's threads may still be freeing tensors, and need Python for that. Without a
     # pause, torch before 2.8 can hang in the next line (pytorch#154976), and Python can

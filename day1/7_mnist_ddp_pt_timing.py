@@ -1,10 +1,10 @@
 """Lesson 7: how much faster are more processes? Timed honestly.
 
 Builds on: 6_mnist_ddp_pt.py
-New here:  warm-up, synchronize, speed-up
+New here:  warm-up, synchronize, weak and strong scaling
 Run:       python day1/7_mnist_ddp_pt_timing.py [processes]
-Look for:  => ... times the images/s of one process, with ...
-Try next:  --batch-size 8 and --batch-size 512: when does it pay to divide the work?
+Look for:  => ... processes: weak ..., strong ...; losses within ... (limit 1e-05): ok
+Try next:  1 process: how far from 1 is a gain that must be 1? --batch-size 8 and 512.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import time
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
+from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -30,6 +31,7 @@ from tqdm import tqdm
 
 def train_one_epoch(model, loader, optimizer, device):
     """Train on each batch once. Return the loss of every step, float32 [steps]."""
+    model.train()
     losses = []
     for images, labels in loader:
         images, labels = images.to(device), labels.to(device)
@@ -41,58 +43,69 @@ def train_one_epoch(model, loader, optimizer, device):
     return torch.stack(losses)
 
 
-def train(train_set, rank, world_size, device, args):
+def train(train_set, world_size, batch_size, device, args):
     """Train a new model on world_size ranks. Return it, the losses and the images/s."""
-    global_batch_size = args.batch_size * world_size
+    global_batch_size = batch_size * world_size
     torch.manual_seed(args.seed)  # the same first weights on every rank
     model = Net().to(device)
     # ddp_model shares model's parameters, and has copied those of rank 0 to all ranks.
-    # Its backward averages gradients, and sends some while it still computes others.
+    # In backward it averages gradients, and sends some while others are still computed.
+    # No device_ids: model and images are already on the device of this rank.
     ddp_model = model
     if world_size > 1:
         ddp_model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     # All ranks make the same shuffled list. Rank r takes entries r, r + world_size, ...
-    sampler = DistributedSampler(train_set, world_size, rank, seed=args.seed)
-    loader = DataLoader(train_set, batch_size=args.batch_size, sampler=sampler)
+    sampler = DistributedSampler(train_set, world_size, dist.get_rank(), seed=args.seed)
+    loader = DataLoader(train_set, batch_size=batch_size, sampler=sampler)
     # The first steps allocate memory, choose kernels and connect the ranks: not timed.
-    train_one_epoch(ddp_model, progress(loader, 20), optimizer, device)
+    first_losses = train_one_epoch(ddp_model, progress(loader, 10), optimizer, device)
+    sampler.set_epoch(1)  # without this every epoch has the same order
     # A GPU works later than the CPU asks it to. Wait for it, then read the clock.
     torch.get_device_module(device).synchronize()
     begin = time.perf_counter()
-    losses = []
-    for epoch in range(args.epochs):
-        sampler.set_epoch(epoch)  # without this every epoch has the same order
-        batches = progress(loader, args.max_steps)
-        epoch_losses = train_one_epoch(ddp_model, batches, optimizer, device)
-        losses.append(mean_over_ranks(epoch_losses, world_size))
-        images_seen = min(len(epoch_losses) * global_batch_size, len(train_set))
+    batches = progress(loader, args.max_steps)
+    epoch_losses = train_one_epoch(ddp_model, batches, optimizer, device)
     torch.get_device_module(device).synchronize()
     seconds = time.perf_counter() - begin
-    return model, torch.cat(losses), args.epochs * images_seen / seconds
+    losses = mean_over_ranks(torch.cat([first_losses, epoch_losses]), world_size)
+    images_seen = min(len(epoch_losses) * global_batch_size, len(train_set))
+    return model, losses, images_seen / seconds
 
 
 def main(device, args):
-    """Run on every rank: time one process, then all of them."""
+    """Run on every rank: time each setting in every round, then compare them."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     train_set, test_set = load_mnist(args.data_dir)
+    share = max(1, args.batch_size // world_size)
+    batch_size = share * world_size  # so that the ranks can share it
+    threads = torch.get_num_threads()
+    settings = {  # ranks, images of each in a step, threads of each
+        "one process": (1, batch_size, threads),
+        "weak scaling": (world_size, batch_size, threads),
+        "strong scaling": (world_size, share, threads),
+    }
+    if device.type == "cpu":  # what you would run otherwise
+        all_threads = min(threads * world_size, os.cpu_count())
+        settings["one process, all cores"] = (1, batch_size, all_threads)
+    results = {name: [] for name in settings}
     no_limit = dist.new_group(timeout=timedelta(days=1))
-    results = {}
-    for ranks in sorted({1, world_size}):
-        dist.barrier(no_limit)  # here the others wait while rank 0 trains alone
-        if rank < ranks:
-            model, losses, speed = train(train_set, rank, ranks, device, args)
-            results[ranks] = losses.mean().item(), speed
-        if rank == 0:
-            loss = f"loss {losses.mean():.4f}"
-            print(f"processes: {ranks}, {loss}, {speed:,.0f} images/s")
-    if dist.get_rank() == 0:
-        write_scalars(losses, args.batch_size * dist.get_world_size())
+    for _ in range(args.rounds):  # a machine is not equally fast all the time
+        for name, (ranks, images, threads) in settings.items():
+            dist.barrier(no_limit)  # here the others wait while rank 0 trains alone
+            torch.set_num_threads(threads)
+            if rank < ranks:
+                results[name].append(train(train_set, ranks, images, device, args))
+    if rank == 0:
+        model, losses, _ = results["strong scaling"][-1]
+        write_scalars(losses, batch_size)
         print(f"test accuracy: {evaluate(model, test_set, device):.2%}")
-        report_gain(results)
+        return report_timing(settings, results, len(train_set))
 
 
 # ---- The same in every lesson that has it; explained on the page of the first one
+
+ROUNDING = 1e-5  # adding up in a different order changes losses by less than this
 
 
 def prove(claim, holds):
@@ -102,15 +115,44 @@ def prove(claim, holds):
     return 0 if holds else 1
 
 
-def report_gain(results):
-    """Print how many times as fast all ranks are. {ranks: (mean loss, images/s)}"""
-    most = max(results)
-    loss_alone, speed_alone = results[1]
-    loss, speed = results[most]
-    # Ranks that learn no more than one process did have all worked on the same images.
-    same = most > 1 and abs(loss - loss_alone) < 1e-6
-    what = "the SAME images again" if same else "the images/s of one process"
-    print(f"=> {speed / speed_alone:.2f} times {what}, with {most}")
+def report_timing(settings, results, images):
+    """Print the median of each setting's rounds. Print the proof line.
+
+    settings: {name: (ranks, images of each in a step, threads)}; results: {name: what
+    train returned in each round}; images: how many an epoch has.
+    """
+    rounds = len(results["one process"])
+    head = "batch global ms/step s/epoch images/s  times one process"
+    print(f"{f'median of {rounds} rounds':22} {head}")
+    speeds = {name: [speed for *_, speed in rows] for name, rows in results.items()}
+    gains = {}
+    for name, (ranks, batch_size, _) in settings.items():
+        # Divided within each round: if the machine was busy then, it was for both.
+        pairs = zip(speeds[name], speeds["one process"], strict=True)
+        ratios = [speed / alone for speed, alone in pairs]
+        spread = f"({min(ratios):.2f} to {max(ratios):.2f})"
+        gains[name] = f"{median(ratios):.2f} {spread}"
+        speed = median(speeds[name])
+        global_batch_size = batch_size * ranks
+        sizes = f"{batch_size:5} {global_batch_size:6}"
+        times = f"{1000 * global_batch_size / speed:7.1f} {images / speed:7.2f}"
+        print(f"{name:22} {sizes} {times} {speed:8,.0f}  {gains[name]}")
+    # Strong scaling only divides the work: the losses must be those of one process.
+    ranks, share, _ = settings["strong scaling"]
+    whole = images // (ranks * share)  # in the last batch the sampler may repeat images
+    steps = max(1, min(5, whole))  # later, rounding adds up
+    _, losses, _ = results["strong scaling"][0]
+    _, expected, _ = results["one process"][0]
+    gap = largest_gap(losses, expected, steps)
+    gained = f"weak {gains['weak scaling']}, strong {gains['strong scaling']}"
+    gaps = f"losses within {gap:.0e} of one process (limit {ROUNDING:.0e})"
+    claim = f"{ranks} processes: {gained} times the images/s; {gaps}"
+    return prove(claim, gap <= ROUNDING)
+
+
+def largest_gap(losses, expected, steps):
+    """Return the largest difference of two runs in the losses of their first steps."""
+    return (losses[:steps] - expected[:steps]).abs().max().item()
 
 
 def mean_over_ranks(losses, world_size):
@@ -123,6 +165,7 @@ def mean_over_ranks(losses, world_size):
 @torch.inference_mode()
 def evaluate(model, test_set, device):
     """Return the share of the test images that the model gets right, from 0 to 1."""
+    model.eval()  # no dropout; BatchNorm takes the averages that it has kept
     correct = 0
     for images, labels in DataLoader(test_set, batch_size=1000):
         images, labels = images.to(device), labels.to(device)
@@ -181,20 +224,23 @@ def choose_device(local_rank, local_world_size):
     if kind in ("cpu", "mps"):  # there are no collectives for Apple's GPU
         return torch.device("cpu"), "gloo"
     device = torch.device(kind, local_rank % count)
-    # Where Slurm shows each task only its own GPU, count is 1. If srun has started each
-    # rank as a task, take the number of GPUs of the node.
-    if os.environ.get("SLURM_STEP_NUM_TASKS") == os.environ.get("WORLD_SIZE", "1"):
-        count = max(count, int(os.environ.get("SLURM_GPUS_ON_NODE", 0)))
+    # Where Slurm shows a rank only its own GPU, the launcher says how many there are.
+    # Parts of a GPU (MIG) do not count: NCCL takes two of them for the same GPU.
+    if count == 1 and "MIG" not in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
+        count = int(os.environ.get("GPUS_ON_NODE", 1))
     shared = local_world_size > count
     if kind == "xpu" and (shared or not dist.is_xccl_available()):
         return torch.device("cpu"), "gloo"  # gloo cannot carry tensors of Intel's GPUs
     torch.accelerator.set_device_index(device.index)
     # We compare runs: a run must give the same numbers again, with little rounding
-    # (TF32 keeps 11 of float32's 24 bits). A real job may leave out these four lines.
+    # (TF32 keeps 11 of float32's 24 bits). A real job may leave out these lines.
     torch.backends.cudnn.deterministic = True  # NVIDIA and AMD
     torch.backends.mkldnn.deterministic = True  # Intel
-    torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False  # True in NVIDIA's containers
+    if hasattr(torch.backends.cudnn, "conv"):  # torch 2.9 and newer
+        torch.backends.cudnn.conv.fp32_precision = "ieee"
+    else:
+        torch.backends.cudnn.allow_tf32 = False
     # NCCL refuses two ranks on one GPU, so gloo connects ranks that share one.
     backend = "gloo" if shared else dist.get_default_backend_for_device(device)
     return device, backend
@@ -206,12 +252,15 @@ def start(*arguments):
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     device, backend = choose_device(local_rank, local_world_size)
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
+    # NCCL's other way to connect hangs at random before torch 2.7.1 (pytorch#153960).
+    os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")
     device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
     dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     if dist.get_rank() == 0:
         setting = f"device: {device.type}, backend: {backend}"
         print(f"ranks: {dist.get_world_size()}, {setting}")
     status = main(device, *arguments)
+    # The others wait here while rank 0 still works, at most as long as the timeout.
     dist.barrier()  # leave together; if a rank fails before, the job ends there
     # gloo's threads may still be freeing tensors, and need Python for that. Without a
     # pause, torch before 2.8 can hang in the next line (pytorch#154976), and Python can
@@ -299,11 +348,11 @@ def parse_args():
     add = parser.add_argument
     ranks = int(os.environ.get("WORLD_SIZE", 4))  # torchrun sets it
     add("processes", nargs="?", type=positive_int, default=ranks, help="how many (4)")
-    add("--epochs", type=positive_int, default=2, help="epochs (2)")
-    add("--batch-size", type=positive_int, default=256, help="per process (256)")
+    add("--rounds", type=positive_int, default=5, help="how often to time each (5)")
+    add("--batch-size", type=positive_int, default=256, help="of one process (256)")
     add("--lr", type=positive_float, default=0.015, help="learning rate (0.015)")
     add("--seed", type=int, default=0, help="for weights and order (0)")
-    add("--max-steps", type=positive_int, help="end each epoch after so many steps")
+    add("--max-steps", type=positive_int, default=30, help="to time in a round (30)")
     data = Path(__file__).parents[1] / "data"
     add("--data-dir", type=mnist_folder, default=str(data), help="where MNIST is")
     return parser.parse_args()

@@ -31,6 +31,7 @@ from tqdm import tqdm
 
 def train_one_epoch(model, loader, optimizer, scheduler, device):
     """Train on each batch once. Return the loss of every step, float32 [steps]."""
+    model.train()
     losses = []
     for images, labels in loader:
         images, labels = images.to(device), labels.to(device)
@@ -49,7 +50,8 @@ def train(train_set, rank, world_size, lr, device, args):
     torch.manual_seed(args.seed)  # the same first weights on every rank
     model = Net().to(device)
     # ddp_model shares model's parameters, and has copied those of rank 0 to all ranks.
-    # Its backward averages gradients, and sends some while it still computes others.
+    # In backward it averages gradients, and sends some while others are still computed.
+    # No device_ids: model and images are already on the device of this rank.
     ddp_model = model
     if world_size > 1:
         ddp_model = DistributedDataParallel(model)
@@ -167,6 +169,7 @@ def report_epoch(epoch, losses, images, begin):
 @torch.inference_mode()
 def evaluate(model, test_set, device):
     """Return the share of the test images that the model gets right, from 0 to 1."""
+    model.eval()  # no dropout; BatchNorm takes the averages that it has kept
     correct = 0
     for images, labels in DataLoader(test_set, batch_size=1000):
         images, labels = images.to(device), labels.to(device)
@@ -216,20 +219,23 @@ def choose_device(local_rank, local_world_size):
     if kind in ("cpu", "mps"):  # there are no collectives for Apple's GPU
         return torch.device("cpu"), "gloo"
     device = torch.device(kind, local_rank % count)
-    # Where Slurm shows each task only its own GPU, count is 1. If srun has started each
-    # rank as a task, take the number of GPUs of the node.
-    if os.environ.get("SLURM_STEP_NUM_TASKS") == os.environ.get("WORLD_SIZE", "1"):
-        count = max(count, int(os.environ.get("SLURM_GPUS_ON_NODE", 0)))
+    # Where Slurm shows a rank only its own GPU, the launcher says how many there are.
+    # Parts of a GPU (MIG) do not count: NCCL takes two of them for the same GPU.
+    if count == 1 and "MIG" not in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
+        count = int(os.environ.get("GPUS_ON_NODE", 1))
     shared = local_world_size > count
     if kind == "xpu" and (shared or not dist.is_xccl_available()):
         return torch.device("cpu"), "gloo"  # gloo cannot carry tensors of Intel's GPUs
     torch.accelerator.set_device_index(device.index)
     # We compare runs: a run must give the same numbers again, with little rounding
-    # (TF32 keeps 11 of float32's 24 bits). A real job may leave out these four lines.
+    # (TF32 keeps 11 of float32's 24 bits). A real job may leave out these lines.
     torch.backends.cudnn.deterministic = True  # NVIDIA and AMD
     torch.backends.mkldnn.deterministic = True  # Intel
-    torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False  # True in NVIDIA's containers
+    if hasattr(torch.backends.cudnn, "conv"):  # torch 2.9 and newer
+        torch.backends.cudnn.conv.fp32_precision = "ieee"
+    else:
+        torch.backends.cudnn.allow_tf32 = False
     # NCCL refuses two ranks on one GPU, so gloo connects ranks that share one.
     backend = "gloo" if shared else dist.get_default_backend_for_device(device)
     return device, backend
@@ -241,12 +247,15 @@ def start(*arguments):
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     device, backend = choose_device(local_rank, local_world_size)
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
+    # NCCL's other way to connect hangs at random before torch 2.7.1 (pytorch#153960).
+    os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")
     device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
     dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     if dist.get_rank() == 0:
         setting = f"device: {device.type}, backend: {backend}"
         print(f"ranks: {dist.get_world_size()}, {setting}")
     status = main(device, *arguments)
+    # The others wait here while rank 0 still works, at most as long as the timeout.
     dist.barrier()  # leave together; if a rank fails before, the job ends there
     # gloo's threads may still be freeing tensors, and need Python for that. Without a
     # pause, torch before 2.8 can hang in the next line (pytorch#154976), and Python can

@@ -4,7 +4,7 @@ Builds on: 10_mnist_ddp_pt_multinode.py
 New here:  snapshot, restart, a signal before the end
 Run:       scripts/multinode_setup_and_run.sh --max-restarts 3 \
 day2/12_mnist_ddp_torchrun_elastic.py
-Look for:  => starts: ..., images once an epoch: ..., parameters: ...
+Look for:  => starts: ..., images once an epoch: ... (limit ...), parameters ...: ok
 Try next:  --crash-at-step 100; kill -9 a rank; kill -TERM one, then the same command.
 """
 
@@ -39,7 +39,7 @@ class Job:
         self.scheduler = scheduler
         self.epoch = 0
         self.seen = 0  # images of this epoch that the ranks together have used
-        self.starts = 1
+        self.ranks = [dist.get_world_size()]  # of each start
         self.losses = torch.empty(0)  # of all steps
         self.visits = torch.zeros(images, dtype=torch.int64)  # how often each was used
 
@@ -50,7 +50,7 @@ class Job:
             "optimizer": self.optimizer.state_dict(),  # the momentum
             "scheduler": self.scheduler.state_dict(),  # how far the warm-up is
             "random": gather(random_state()),  # of every rank: it decides dropout
-            "progress": (self.epoch, self.seen, self.starts + 1),  # of the next start
+            "progress": (self.epoch, self.seen, self.ranks),
             "results": (self.losses, self.visits),
         }
 
@@ -60,12 +60,13 @@ class Job:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         set_random_state(state["random"])
-        self.epoch, self.seen, self.starts = state["progress"]
+        self.epoch, self.seen, self.ranks = state["progress"]
         self.losses, self.visits = state["results"]
 
 
 def train_one_epoch(model, loader, optimizer, scheduler, device):
     """Train on each batch once. Return the loss of every step, float32 [steps]."""
+    model.train()
     losses = []
     for images, labels in loader:
         images, labels = images.to(device), labels.to(device)
@@ -83,7 +84,8 @@ def train(train_set, rank, world_size, device, args, told):
     torch.manual_seed(args.seed)  # the same first weights on every rank
     model = Net().to(device)
     # ddp_model shares model's parameters, and has copied those of rank 0 to all ranks.
-    # Its backward averages gradients, and sends some while it still computes others.
+    # In backward it averages gradients, and sends some while others are still computed.
+    # No device_ids: model and images are already on the device of this rank.
     ddp_model = DistributedDataParallel(model)
     settle(ddp_model, device)  # so that every start adds up in the same order
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
@@ -129,8 +131,7 @@ def main(device, args):
     if rank == 0:
         write_scalars(job.losses, args.batch_size * world_size)
         print(f"test accuracy: {evaluate(job.model, test_set, device):.2%}")
-        finish(job)
-        report(job, other, args)
+        return finish(job, other, args)
 
 
 # ---- The same in every lesson that has it; explained on the page of the first one
@@ -188,7 +189,7 @@ def crash_as_told(batches, job, args):
     for step, batch in enumerate(batches, start=len(job.losses) + 1):
         yield batch
         # Asked for the next batch: the step with this one is done.
-        if step == args.crash_at_step and job.starts == 1 and not restarted:
+        if step == args.crash_at_step and len(job.ranks) == 1 and not restarted:
             rank = dist.get_rank()
             if rank == args.crash_rank:
                 raise RuntimeError(f"rank {rank} fails after step {step}, as told")
@@ -271,12 +272,13 @@ def resume(job, args):
         todo = "Repeat those, or delete the file."
         sys.exit(1 if rank else f"{path} is of a job with other arguments. {todo}")
     job.load_state_dict(state)
+    job.ranks = [*job.ranks, dist.get_world_size()]
     # The rate is still that for as many ranks as there were. Compute it again.
     job.scheduler.last_epoch -= 1
     job.scheduler.step()
     if rank == 0:
         where = f"in epoch {job.epoch} after {job.seen:,} images"
-        print(f"start {job.starts}: goes on {where}")
+        print(f"start {len(job.ranks)}: goes on {where}")
 
 
 def load(path):
@@ -313,23 +315,41 @@ def train_without_stop(train_set, rank, world_size, device, args):
     return model
 
 
-def finish(job):
-    """Write the model to runs/, delete the snapshots: also what a kill in save left."""
+def finish(job, other, args):
+    """Write the model to runs/, delete the snapshots. Print the proof.
+
+    If it does not hold, the snapshots stay: torchrun starts the job again, and without
+    them it would train without a stop, and prove nothing about this one.
+    """
+    claim, holds = compare(job, other, args)
     folder = snapshot_path().parent
     torch.save(job.model.state_dict(), folder / "model.tmp")
     (folder / "model.tmp").replace(folder / "model.pt")
-    for file in folder.glob("snapshot.*"):
-        file.unlink()
+    if holds:
+        for file in folder.glob("snapshot.*"):  # also what a kill in save has left
+            file.unlink()
+    else:
+        print(f"{snapshot_path()} stays. Delete it to begin again.")
+    return prove(claim, holds)
 
 
-def report(job, other, args):
-    """Print if the job used each image, and has the other model's parameters."""
+def compare(job, other, args):
+    """Return the claim as a text: images once, the other model's parameters; if so.
+
+    In each epoch, fewer images than there are ranks may be left out. With another
+    number of ranks the steps are others, so the parameters cannot be the same.
+    """
     once = (job.visits == args.epochs).sum().item()
+    limit = len(job.visits) - args.epochs * (max(job.ranks) - 1)
+    visits = f"images once an epoch: {once:,} of {len(job.visits):,} (limit {limit:,})"
     pairs = zip(job.model.parameters(), other.parameters(), strict=True)
     same = all(torch.equal(mine, its) for mine, its in pairs)
     parameters = "as without a stop" if same else "DIFFERENT"
-    visits = f"images once an epoch: {once:,} of {len(job.visits):,}"
-    print(f"=> starts: {job.starts}, {visits}, parameters: {parameters}")
+    if len(set(job.ranks)) > 1:
+        same = True
+        parameters = f"not compared ({', '.join(map(str, job.ranks))} ranks)"
+    claim = f"starts: {len(job.ranks)}, {visits}, parameters {parameters}"
+    return claim, once >= limit and same
 
 
 def gather(value):
@@ -349,6 +369,7 @@ def mean_over_ranks(losses, world_size):
 @torch.inference_mode()
 def evaluate(model, test_set, device):
     """Return the share of the test images that the model gets right, from 0 to 1."""
+    model.eval()  # no dropout; BatchNorm takes the averages that it has kept
     correct = 0
     for images, labels in DataLoader(test_set, batch_size=1000):
         images, labels = images.to(device), labels.to(device)
@@ -407,20 +428,23 @@ def choose_device(local_rank, local_world_size):
     if kind in ("cpu", "mps"):  # there are no collectives for Apple's GPU
         return torch.device("cpu"), "gloo"
     device = torch.device(kind, local_rank % count)
-    # Where Slurm shows each task only its own GPU, count is 1. If srun has started each
-    # rank as a task, take the number of GPUs of the node.
-    if os.environ.get("SLURM_STEP_NUM_TASKS") == os.environ.get("WORLD_SIZE", "1"):
-        count = max(count, int(os.environ.get("SLURM_GPUS_ON_NODE", 0)))
+    # Where Slurm shows a rank only its own GPU, the launcher says how many there are.
+    # Parts of a GPU (MIG) do not count: NCCL takes two of them for the same GPU.
+    if count == 1 and "MIG" not in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
+        count = int(os.environ.get("GPUS_ON_NODE", 1))
     shared = local_world_size > count
     if kind == "xpu" and (shared or not dist.is_xccl_available()):
         return torch.device("cpu"), "gloo"  # gloo cannot carry tensors of Intel's GPUs
     torch.accelerator.set_device_index(device.index)
     # We compare runs: a run must give the same numbers again, with little rounding
-    # (TF32 keeps 11 of float32's 24 bits). A real job may leave out these four lines.
+    # (TF32 keeps 11 of float32's 24 bits). A real job may leave out these lines.
     torch.backends.cudnn.deterministic = True  # NVIDIA and AMD
     torch.backends.mkldnn.deterministic = True  # Intel
-    torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False  # True in NVIDIA's containers
+    if hasattr(torch.backends.cudnn, "conv"):  # torch 2.9 and newer
+        torch.backends.cudnn.conv.fp32_precision = "ieee"
+    else:
+        torch.backends.cudnn.allow_tf32 = False
     # NCCL refuses two ranks on one GPU, so gloo connects ranks that share one.
     backend = "gloo" if shared else dist.get_default_backend_for_device(device)
     return device, backend
@@ -432,12 +456,15 @@ def start(*arguments):
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     device, backend = choose_device(local_rank, local_world_size)
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
+    # NCCL's other way to connect hangs at random before torch 2.7.1 (pytorch#153960).
+    os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")
     device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
     dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     if dist.get_rank() == 0:
         setting = f"device: {device.type}, backend: {backend}"
         print(f"ranks: {dist.get_world_size()}, {setting}")
     status = main(device, *arguments)
+    # The others wait here while rank 0 still works, at most as long as the timeout.
     dist.barrier()  # leave together; if a rank fails before, the job ends there
     # gloo's threads may still be freeing tensors, and need Python for that. Without a
     # pause, torch before 2.8 can hang in the next line (pytorch#154976), and Python can

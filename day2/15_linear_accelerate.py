@@ -3,7 +3,7 @@
 Builds on: 10_mnist_ddp_pt_multinode.py
 New here:  Accelerator, prepare, accelerate launch
 Run:       scripts/multinode_setup_and_run.sh day2/15_linear_accelerate.py
-Look for:  => y = ... x + ..., losses within ... of those without Accelerate
+Look for:  => y = ... x + ... (limit ...), losses within ... (limit ...): ok
 Try next:  accelerate launch day2/15_linear_accelerate.py; mixed_precision="bf16"
 """
 
@@ -83,12 +83,18 @@ def main(args):
     say(f"loss: {losses[0]:.1e} in the first step, {losses[-1]:.1e} in the last")
     expected = train_by_hand(train_set, accelerator, args)
     gap = largest_gap(losses, expected, steps=len(expected))
-    line = find_line(model, accelerator.device)
-    say(f"=> {line}, losses within {gap:.0e} of those without Accelerate")
+    status = None
+    if accelerator.is_main_process:
+        status = report_line(model, gap, accelerator.device)
     leave(accelerator)
+    return status
 
 
 # ---- The same in every lesson that has it; explained on the page of the first one
+
+
+LINE = 0.02  # how far the numbers of the line may be from those of the points
+ROUNDING = 1e-5  # adding up in a different order changes losses by less than this
 
 
 def prove(claim, holds):
@@ -99,12 +105,17 @@ def prove(claim, holds):
 
 
 @torch.inference_mode()
-def find_line(model, device):
-    """Return the line through the model's guesses at x = -1 and x = 1, as a formula."""
+def report_line(model, gap, device):
+    """Print the proof: the line through the model's guesses at x = -1 and x = 1."""
     ends = torch.tensor([[-1.0], [1.0]], device=device)
-    left, right = model(ends).flatten()
+    left, right = model(ends).flatten().tolist()
     slope = (right - left) / 2
-    return f"y = {slope:.2f} x + {(right + left) / 2:.2f}"
+    height = (right + left) / 2
+    far = max(abs(slope - 0.7), abs(height - 0.3))
+    line = f"y = {slope:.2f} x + {height:.2f} (limit {LINE:g} from 0.7 and 0.3)"
+    losses = f"losses within {gap:.0e} of those without Accelerate"
+    claim = f"{line}, {losses} (limit {ROUNDING:.0e})"
+    return prove(claim, far <= LINE and gap <= ROUNDING)
 
 
 def largest_gap(losses, expected, steps):
@@ -136,7 +147,8 @@ def make_accelerator():
 
 def leave(accelerator):
     """Leave the process group, all ranks together."""
-    accelerator.wait_for_everyone()
+    # Not wait_for_everyone, which takes the local rank for the number of the GPU.
+    accelerator.reduce(torch.zeros(1, device=accelerator.device)).item()
     # gloo's threads may still be freeing tensors, and need Python for that. Without a
     # pause, torch before 2.8 can hang in the next line (pytorch#154976), and Python can
     # abort while it ends.
@@ -182,20 +194,23 @@ def choose_device(local_rank, local_world_size):
     if kind in ("cpu", "mps"):  # there are no collectives for Apple's GPU
         return torch.device("cpu"), "gloo"
     device = torch.device(kind, local_rank % count)
-    # Where Slurm shows each task only its own GPU, count is 1. If srun has started each
-    # rank as a task, take the number of GPUs of the node.
-    if os.environ.get("SLURM_STEP_NUM_TASKS") == os.environ.get("WORLD_SIZE", "1"):
-        count = max(count, int(os.environ.get("SLURM_GPUS_ON_NODE", 0)))
+    # Where Slurm shows a rank only its own GPU, the launcher says how many there are.
+    # Parts of a GPU (MIG) do not count: NCCL takes two of them for the same GPU.
+    if count == 1 and "MIG" not in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
+        count = int(os.environ.get("GPUS_ON_NODE", 1))
     shared = local_world_size > count
     if kind == "xpu" and (shared or not dist.is_xccl_available()):
         return torch.device("cpu"), "gloo"  # gloo cannot carry tensors of Intel's GPUs
     torch.accelerator.set_device_index(device.index)
     # We compare runs: a run must give the same numbers again, with little rounding
-    # (TF32 keeps 11 of float32's 24 bits). A real job may leave out these four lines.
+    # (TF32 keeps 11 of float32's 24 bits). A real job may leave out these lines.
     torch.backends.cudnn.deterministic = True  # NVIDIA and AMD
     torch.backends.mkldnn.deterministic = True  # Intel
-    torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False  # True in NVIDIA's containers
+    if hasattr(torch.backends.cudnn, "conv"):  # torch 2.9 and newer
+        torch.backends.cudnn.conv.fp32_precision = "ieee"
+    else:
+        torch.backends.cudnn.allow_tf32 = False
     # NCCL refuses two ranks on one GPU, so gloo connects ranks that share one.
     backend = "gloo" if shared else dist.get_default_backend_for_device(device)
     return device, backend
@@ -240,4 +255,4 @@ def parse_args():
 
 if __name__ == "__main__":
     args = parse_args()
-    main(args)
+    sys.exit(main(args))  # of rank 0: whether the lesson has proved its claim

@@ -3,7 +3,7 @@
 Builds on: 10_mnist_ddp_pt_multinode.py
 New here:  fully_shard (FSDP2), DTensor, distributed checkpoint
 Run:       scripts/multinode_setup_and_run.sh day2/17_transformer_fsdp.py
-Look for:  => ... ranks: parameters, gradients, Adam's states ..., losses within ...
+Look for:  => ... ranks: parameters, gradients, ... of DDP's (limit ...), losses ...: ok
 Try next:  --resume, with 2 ranks instead of 4; LAYERS = 8: what grows "inside a layer"?
 """
 
@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -42,15 +42,23 @@ def shard(model, device):
         # keeps those of its own part.
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)  # what is left. Alone, it would gather all at once
+    for part in [*model.layers, model]:
+        if hasattr(part, "set_force_sum_reduction_for_comms"):  # torch 2.8 and newer
+            # Add up, then divide: not every backend can average.
+            part.set_force_sum_reduction_for_comms(True)
 
 
 def save(model, optimizer):
     """Write a checkpoint. Each rank writes its own parts."""
-    if dist.get_rank() == 0:  # what is left of an older one must not mix with the new
-        shutil.rmtree(CHECKPOINT, ignore_errors=True)
+    new = CHECKPOINT.with_suffix(".new")  # the older one stays until this is complete
+    if dist.get_rank() == 0:
+        shutil.rmtree(new, ignore_errors=True)
     dist.barrier()
     weights, states = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optimizer": states}, checkpoint_id=CHECKPOINT)
+    dcp.save({"model": weights, "optimizer": states}, checkpoint_id=new)
+    if dist.get_rank() == 0:  # dcp.save returns when all ranks have written
+        shutil.rmtree(CHECKPOINT, ignore_errors=True)
+        new.rename(CHECKPOINT)
 
 
 def load(model, optimizer):
@@ -63,6 +71,7 @@ def load(model, optimizer):
 
 def train_one_epoch(model, loader, optimizer, device):
     """Train on each batch once. Return the loss of every step, float32 [steps]."""
+    model.train()
     losses = []
     for text, targets in loader:
         text, targets = text.to(device), targets.to(device)
@@ -114,13 +123,14 @@ def main(device, args):
     held = held_in_memory(model, optimizer, train_set, device, args)
     report_guesses(model, train_set, test_set, device)
     if args.resume:
-        compare_with_notes(losses, args)
+        status = compare_with_notes(losses, args)
     else:
-        compare_with_ddp(losses, held, train_set, device, args)
+        status = compare_with_ddp(losses, held, train_set, device, args)
         losses = torch.cat([losses, more])
         write_notes(more, args)
     if dist.get_rank() == 0:
         write_scalars(losses, args.batch_size * dist.get_world_size())
+    return status
 
 
 # ---- The same in every lesson that has it; explained on the page of the first one
@@ -129,6 +139,7 @@ LENGTH = 64  # characters in a piece of text
 WIDTH = 64  # numbers per character inside the model
 LAYERS = 4
 NOTES = CHECKPOINT / "notes.json"  # written last: where it is, the rest is complete
+ROUNDING = 1e-5  # adding up in a different order changes losses by less than this
 
 
 def prove(claim, holds):
@@ -139,7 +150,7 @@ def prove(claim, holds):
 
 
 def compare_with_ddp(losses, held, train_set, device, args):
-    """Train the same model in DDP, for as many epochs. Print the proof.
+    """Train the same model in DDP, for as many epochs. Print the proof, on rank 0.
 
     losses: of the sharded model. held: the megabytes that it took per rank.
     """
@@ -150,18 +161,24 @@ def compare_with_ddp(losses, held, train_set, device, args):
     expected = train("DDP", model, optimizer, train_set, epochs, device, args)
     held_ddp = held_in_memory(model, optimizer, train_set, device, args)
     if dist.get_rank() == 0:
-        share = f"parameters, gradients, Adam's states {held / held_ddp:.2f} of DDP's"
+        ranks = dist.get_world_size()
+        share = held / held_ddp
+        limit = 1 / ranks + 0.05  # a part of a parameter may end in padding
         gap = largest_gap(losses, expected, steps=8)  # later, rounding adds up
-        print(f"=> {dist.get_world_size()} ranks: {share}, losses within {gap:.0e}")
+        parts = f"parameters, gradients, Adam's states {share:.2f} of DDP's"
+        gaps = f"losses within {gap:.0e} (limit {ROUNDING:.0e})"
+        claim = f"{ranks} ranks: {parts} (limit {limit:.2f}), {gaps}"
+        return prove(claim, share <= limit and gap <= ROUNDING)
 
 
 def compare_with_notes(losses, args):
-    """Compare with the losses of the job that wrote the checkpoint and went on."""
+    """Compare with the losses of the job that wrote the checkpoint. Print the proof."""
     expected = torch.tensor(args.losses, device=losses.device)
     gap = largest_gap(losses, expected, steps=8)  # later, rounding adds up
     if dist.get_rank() == 0:
-        proof = f"{dist.get_world_size()} ranks go on where {args.ranks} stopped"
-        print(f"=> {proof}, losses within {gap:.0e}")
+        claim = f"{dist.get_world_size()} ranks go on where {args.ranks} stopped"
+        gaps = f"losses within {gap:.0e} (limit {ROUNDING:.0e})"
+        return prove(f"{claim}, {gaps}", gap <= ROUNDING)
 
 
 def largest_gap(losses, expected, steps):
@@ -229,19 +246,19 @@ def megabytes(tensors):
 
 def device_for_sharding(device):
     """Return the device for the model. Where this torch cannot shard there, end."""
-    if dist.get_backend() != "gloo":
-        return device
+    # Before torch 2.8 the backend must average, and no error says that it did not: gloo
+    # then gives the sum, NCCL with one rank may give zeros (pytorch#144045).
+    sums = hasattr(FSDPModule, "set_force_sum_reduction_for_comms")
     # gloo can shard on CPUs only, so ranks that share a GPU do not use it.
-    world_size = dist.get_world_size()
-    mean = torch.zeros(1)
-    dist.reduce_scatter_tensor(mean, torch.ones(world_size), op=dist.ReduceOp.AVG)
-    # In older versions gloo gives the sum instead of the mean, and does not say so.
-    if mean != 1 or not hasattr(torch.cpu.Stream, "record_event"):
-        if dist.get_rank() == 0:
-            version = f"torch {torch.__version__}"
-            print(f"{version} cannot shard on CPUs: use a newer one, or GPUs")
-        sys.exit(os.EX_UNAVAILABLE)  # not a fault: run_course.sh skips the lesson here
-    return torch.device("cpu")
+    gloo = dist.get_backend() == "gloo"
+    if gloo and sums and hasattr(torch.cpu.Stream, "record_event"):
+        return torch.device("cpu")
+    if not gloo and (sums or dist.get_world_size() > 1):
+        return device
+    if dist.get_rank() == 0:
+        version, where = torch.__version__, "CPUs" if gloo else "one GPU"
+        print(f"torch {version} cannot shard on {where}: use a newer one, or GPUs")
+    sys.exit(os.EX_UNAVAILABLE)  # not a fault: run_course.sh skips the lesson here
 
 
 def report_guesses(model, train_set, test_set, device):
@@ -290,6 +307,7 @@ def evaluate(model, test_set, device):
 
     Every rank must call this, because each holds only a part of the model.
     """
+    model.eval()  # no dropout; BatchNorm takes the averages that it has kept
     correct = 0
     count = 0
     for text, targets in DataLoader(test_set, batch_size=128):
@@ -346,20 +364,23 @@ def choose_device(local_rank, local_world_size):
     if kind in ("cpu", "mps"):  # there are no collectives for Apple's GPU
         return torch.device("cpu"), "gloo"
     device = torch.device(kind, local_rank % count)
-    # Where Slurm shows each task only its own GPU, count is 1. If srun has started each
-    # rank as a task, take the number of GPUs of the node.
-    if os.environ.get("SLURM_STEP_NUM_TASKS") == os.environ.get("WORLD_SIZE", "1"):
-        count = max(count, int(os.environ.get("SLURM_GPUS_ON_NODE", 0)))
+    # Where Slurm shows a rank only its own GPU, the launcher says how many there are.
+    # Parts of a GPU (MIG) do not count: NCCL takes two of them for the same GPU.
+    if count == 1 and "MIG" not in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
+        count = int(os.environ.get("GPUS_ON_NODE", 1))
     shared = local_world_size > count
     if kind == "xpu" and (shared or not dist.is_xccl_available()):
         return torch.device("cpu"), "gloo"  # gloo cannot carry tensors of Intel's GPUs
     torch.accelerator.set_device_index(device.index)
     # We compare runs: a run must give the same numbers again, with little rounding
-    # (TF32 keeps 11 of float32's 24 bits). A real job may leave out these four lines.
+    # (TF32 keeps 11 of float32's 24 bits). A real job may leave out these lines.
     torch.backends.cudnn.deterministic = True  # NVIDIA and AMD
     torch.backends.mkldnn.deterministic = True  # Intel
-    torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False  # True in NVIDIA's containers
+    if hasattr(torch.backends.cudnn, "conv"):  # torch 2.9 and newer
+        torch.backends.cudnn.conv.fp32_precision = "ieee"
+    else:
+        torch.backends.cudnn.allow_tf32 = False
     # NCCL refuses two ranks on one GPU, so gloo connects ranks that share one.
     backend = "gloo" if shared else dist.get_default_backend_for_device(device)
     return device, backend
@@ -371,12 +392,15 @@ def start(*arguments):
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     device, backend = choose_device(local_rank, local_world_size)
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
+    # NCCL's other way to connect hangs at random before torch 2.7.1 (pytorch#153960).
+    os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")
     device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
     dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     if dist.get_rank() == 0:
         setting = f"device: {device.type}, backend: {backend}"
         print(f"ranks: {dist.get_world_size()}, {setting}")
     status = main(device, *arguments)
+    # The others wait here while rank 0 still works, at most as long as the timeout.
     dist.barrier()  # leave together; if a rank fails before, the job ends there
     # gloo's threads may still be freeing tensors, and need Python for that. Without a
     # pause, torch before 2.8 can hang in the next line (pytorch#154976), and Python can

@@ -1,8 +1,12 @@
 """Check an exercise: start it on its ranks and see what each of them really does.
 
-Without an id: list the exercises and which of them have passed. With next: check the first one that
-has not passed yet. What has passed, and after how many minutes, is remembered in
-runs/exercises.json. lib/exercise_records.py says what of it is handed in with --hand-in.
+A check says what was measured on each rank and what is allowed: symptoms, no causes. --hint gives
+the next of three hints and runs nothing. Once an exercise has passed, it says what was wrong.
+
+Without an id: list the exercises and which of them have passed. With a lesson, such as 4: list its
+exercises. With next: check the first one that has not passed yet. What has passed, and after how
+many minutes, is remembered in runs/exercises.json. lib/exercise_records.py says what of it is
+handed in with --hand-in.
 
 What a check looks at is in checks/, one file for each exercise. The list of the exercises, with
 their hints, is exercises.toml. Reading it there takes the fun out of it: ask with --hint.
@@ -26,7 +30,7 @@ from checks.common import sentence_of
 from lib import exercise_records as records
 from lib.course import ROOT, read_exercises
 
-MARKS = {True: "ok", False: "NO", None: "->"}  # None: what follows from it
+MARKS = {True: "ok", False: "NO", None: "->"}  # None: the explanation
 START_LIMIT, RUN_LIMIT = 120, 20  # seconds: until all ranks stand, and until all are done
 
 
@@ -108,7 +112,7 @@ def start_ranks(exercise, file, folder):
 def collect(pipes):
     """Return what each rank saw, in rank order. Raise Ended if one fails or does not end."""
     seen, failed, started = {}, {}, set()
-    end, patience = time.monotonic() + START_LIMIT, f"{RUN_LIMIT} s"
+    end = time.monotonic() + START_LIMIT
     while len(seen) + len(failed) < len(pipes):
         waiting = [pipe for pipe, rank in pipes.items() if rank not in seen | failed]
         ready = wait(waiting, max(0, end - time.monotonic()))
@@ -137,8 +141,7 @@ def collect(pipes):
     if causes:
         raise Ended(*(f"rank {rank}: {text}" for rank, text in sorted(causes.items())))
     late = ", ".join(str(rank) for rank in pipes.values() if rank not in seen)
-    text = f"rank {late}: not finished after {patience}. A collective that not all ranks call?"
-    raise Ended(text)
+    raise Ended(f"rank {late}: not finished (limit {RUN_LIMIT} s)")
 
 
 def run(exercise, file):
@@ -148,8 +151,8 @@ def run(exercise, file):
         try:
             seen = collect(pipes)
             lines = list(check_of(exercise["id"]).judge(seen))
-            if not all(right for right, _ in lines):
-                lines.append((None, exercise["consequence"]))
+            if all(right for right, _ in lines):
+                lines.append((None, f"What was wrong: {exercise['consequence']}"))
         except Ended as error:
             lines = [(False, text) for text in error.args]
         except Exception as error:  # what the ranks returned is of another kind than expected
@@ -162,7 +165,7 @@ def run(exercise, file):
                 process.kill()
             for process in processes:
                 process.join()
-    return all(right for right, _ in lines), lines
+    return all(right is not False for right, _ in lines), lines
 
 
 # What has passed, and the command.
@@ -182,11 +185,12 @@ def next_exercise(exercises, record):
 
 
 def list_exercises(exercises, record):
-    """Print all exercises, with what is known of them."""
-    for exercise in exercises.values():
+    """Print these exercises, with what is known of them."""
+    for exercise in exercises:
         state = state_of(exercise, record)
         print(f"{exercise['id']:>5}  {state:8}  {exercise['kind']:15} {exercise['file']}")
-    print("Check one: python scripts/check.py 4.1      A hint: python scripts/check.py 4.1 --hint")
+    command = f"python scripts/check.py {exercises[0]['id']}"
+    print(f"Check one: {command}      A hint: {command} --hint")
     print("The first that has not passed yet: python scripts/check.py next")
 
 
@@ -226,32 +230,39 @@ def check(exercise, record, solution, show_task=False):
     return passed
 
 
-def give_hints(exercise, record, count):
-    """Print as many hints as asked for, and one more than the last time."""
-    known = record.setdefault(exercise["id"], {})
-    known["hints"] = min(len(exercise["hints"]), max(count, known.get("hints", 0) + 1))
-    for number, hint in enumerate(exercise["hints"][: known["hints"]], 1):
-        print(f"hint {number}: {hint}")
+def give_hint(exercise, record):
+    """Print the next hint; after the last one the first again."""
+    known, count = record.setdefault(exercise["id"], {}), len(exercise["hints"])
+    number = known.get("hints", 0) % count
+    known["hints"] = number + 1
+    print(f"{exercise['id']}, hint {number + 1} of {count}: {exercise['hints'][number]}")
 
 
 def parse_args(exercises):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("id", nargs="*", help="such as 4.1, or all, or next; without it: list them")
-    parser.add_argument("--hint", action="count", default=0, help="a hint, of three; again: more")
-    parser.add_argument("--solution", action="store_true", help="check the solution instead")
-    folders = parser.add_mutually_exclusive_group()
+    text = "such as 4.1, or all, or next; a lesson, such as 4, or nothing: list them"
+    parser.add_argument("id", nargs="*", help=text)
+    options = parser.add_mutually_exclusive_group()
+    options.add_argument("--hint", action="store_true", help="the next of three hints, no check")
+    options.add_argument("--solution", action="store_true", help="check the solution instead")
     text = "write what you have passed, without your name, into a folder of your class"
-    folders.add_argument("--hand-in", type=Path, metavar="FOLDER", help=text)
+    options.add_argument("--hand-in", type=Path, metavar="FOLDER", help=text)
     text = "the table of what was handed in there"
-    folders.add_argument("--class", type=Path, metavar="FOLDER", dest="class_folder", help=text)
+    options.add_argument("--class", type=Path, metavar="FOLDER", dest="class_folder", help=text)
     args = parser.parse_args()
-    if (args.hand_in or args.class_folder) and (args.id or args.hint or args.solution):
+    if (args.hand_in or args.class_folder) and args.id:
         parser.exit(2, "--hand-in and --class stand alone, each with a folder.\n")
+    lessons = {exercise["lesson"] for exercise in exercises.values()}
     for name in args.id:
-        if name not in ("all", "next", *exercises):
+        if name not in {"all", "next", *lessons, *exercises}:
             parser.exit(2, f"There is no exercise {name}. python scripts/check.py lists them.\n")
+        if name in lessons and (len(args.id) > 1 or args.hint or args.solution):
+            text = f"python scripts/check.py {name} lists its exercises"
+            parser.exit(2, f"{name} is a lesson and stands alone: {text}.\n")
     if "next" in args.id and (len(args.id) > 1 or args.solution):
         parser.exit(2, "next stands alone: python scripts/check.py next, with --hint or without.\n")
+    if args.hint and (len(args.id) != 1 or "all" in args.id):
+        parser.exit(2, "--hint takes one exercise: python scripts/check.py 4.1 --hint\n")
     if "all" in args.id:
         args.id = list(exercises)
     return args
@@ -293,8 +304,18 @@ def main():
         record = {}
     if args.hand_in:
         return hand_in(record, args.hand_in)
-    if not args.id:
-        list_exercises(exercises, record)
+    listed = [x for x in exercises.values() if not args.id or x["lesson"] in args.id]
+    if listed:
+        list_exercises(listed, record)
+        return 0
+    go_on = args.id == ["next"]
+    wanted = [next_exercise(exercises, record)] if go_on else args.id
+    if wanted == [None]:
+        print(f"All {len(exercises)} exercises have passed.")
+        return 0
+    if args.hint:
+        give_hint(exercises[wanted[0]], record)
+        records.write_record(record)
         return 0
     if importlib.util.find_spec("torch") is None:
         sys.exit("This Python has no torch. First: source .venv/bin/activate")
@@ -303,11 +324,6 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["KINETO_LOG_LEVEL"] = "99"  # hides what the profiler says of itself
-    go_on = args.id == ["next"]
-    wanted = [next_exercise(exercises, record)] if go_on else args.id
-    if wanted == [None]:
-        print(f"All {len(exercises)} exercises have passed.")
-        return 0
     if sys.platform == "linux":  # import torch once, not once per rank; not safe on a Mac
         modules = ["torch", "torch._dynamo", "torch.distributed", "torch.profiler", "h5py"]
         modules += [name for x in wanted for name in exercises[x].get("imports", [])]
@@ -315,8 +331,6 @@ def main():
     passed = 0
     for name in wanted:
         passed += check(exercises[name], record, args.solution, go_on)
-        if args.hint:
-            give_hints(exercises[name], record, args.hint)
         records.write_record(record)
     if len(wanted) > 1:
         print(f"{passed} of {len(wanted)} passed")

@@ -25,6 +25,13 @@ if not next(filter(None, languages), "C").startswith(("C", "POSIX", "en")):
 # Marks the short tests, and writes the record of run_tests.sh --torch.
 pytest_plugins = ["works_with"]
 
+# The tests expect what lessons do on CPUs, so they hide the GPUs of a machine that has some.
+# TEST_WITH_GPUS=1 leaves them. The stand-in's tests take these variables away again.
+HIDDEN = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
+HIDDEN["ONEAPI_DEVICE_SELECTOR"] = "opencl:cpu"
+if "TEST_WITH_GPUS" not in os.environ:
+    os.environ.update(HIDDEN)
+
 # What the tests start runs with the Python that runs them, whatever comes first in PATH.
 os.environ["PYTHON"] = sys.executable
 

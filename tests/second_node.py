@@ -3,7 +3,7 @@
 Usage: python tests/second_node.py
 
 A local Slurm cluster of 3 nodes with one rank each, links of 50, 200 and 1000 Mbit/s, three batch
-sizes. It prints the table of the lesson's page. Root and Slurm are needed. It takes ten minutes;
+sizes. It prints the table of the lesson's page. Root and Slurm are needed. It takes 20 minutes;
 nothing else should run on the machine. The exit status is 1 if less than 80% of the predictions
 are within 25%, or if one that promised more than 10% was wrong about faster or slower.
 """

@@ -3,7 +3,6 @@
 How fast anything is, is not tested: these runs are so small that their numbers mean nothing.
 """
 
-import itertools
 import json
 import re
 import statistics
@@ -14,9 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
-from benchmark import cases, commands, gpu, results
-from helpers import ROOT, load, load_lesson, once
+from benchmark import cases, commands, results
+from helpers import ROOT, load, once
 from lib import processes
 from lib.figures import shown
 from markupsafe import escape
@@ -60,11 +58,7 @@ def tiny(tmp_path_factory):
 
 
 def test_every_case_is_measured(tiny):
-    expected = set(CASES)
-    if not torch.cuda.is_available():
-        expected.remove("gpu")
-        assert "left out: There is no GPU here." in tiny.output
-    assert set(tiny.results) == expected
+    assert set(tiny.results) == set(CASES)
     for name, result in tiny.results.items():
         assert f"] {name}: {CASES[name].title}" in tiny.output
         values = [value for x in result["figures"].values() for value in x["values"]]
@@ -309,17 +303,3 @@ def test_the_readme_shows_what_is_measured():
             assert verdict == meets(ratio, float(median.replace(",", "")))
         else:
             assert verdict in ("holds", "missed")
-
-
-def test_the_parts_for_a_gpu_work_on_a_cpu():
-    lesson, device = load_lesson("2"), torch.device("cpu")
-    images, labels = torch.zeros(64, 28, 28, dtype=torch.uint8), torch.arange(64) % 10
-    step = gpu.training_step(lesson, device)
-    assert commands.seconds_of(lambda: step(images, labels), device, 0) > 0
-    batches = itertools.repeat((images, labels))
-    assert commands.images_per_second(batches, device, 0.01) > 0
-    medians = {"step alone, no data": 10, "step as a graph": 50}
-    assert "launch its kernels" in gpu.limit_of_a_step(medians)
-    assert "5.0 times" in gpu.limit_of_a_step(medians)
-    medians["step as a graph"] = 11
-    assert "the work of the GPU" in gpu.limit_of_a_step(medians)

@@ -10,12 +10,14 @@ import runpy
 import statistics
 import subprocess
 import sys
+from operator import attrgetter
 from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 from helpers import LESSONS, ROOT, load, load_lesson, proof_of
+from lib.gpus import MASKS
 from mutants import write_mutant
 from ranks import run_ranks
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -31,6 +33,7 @@ PROOF_LIMIT = 9.5e-5  # what the proof of lesson 4 lets pass, as a number
 def stand_in(code, **variables):
     """Run Python code with the stand-in at work; return what it prints."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "STANDIN_"))}
+    env = {k: v for k, v in env.items() if k not in MASKS}
     env |= {"PYTHONPATH": str(STANDIN), **variables}
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=100)
@@ -86,6 +89,15 @@ def test_the_stand_in_parses_masks_as_torch_does():
             assert standin.visible() == parsed[:within], mask
 
 
+@pytest.mark.parametrize("kind", ["cuda", "hip"])
+def test_the_tests_hide_the_gpus_of_the_machine(kind):
+    """conftest.py does: a real GPU would be used, and NCCL's errors have other words."""
+    hidden = {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")}
+    code = "import torch; print(torch.accelerator.device_count())"
+    assert stand_in(code, STANDIN_KIND=kind, STANDIN_GPUS="4") == "4"
+    assert stand_in(code, STANDIN_KIND=kind, STANDIN_GPUS="4", **hidden) == "0"
+
+
 # ---------------------------------------------------------------- what the lessons choose
 
 
@@ -109,7 +121,7 @@ def rows(day):
 def test_the_rules_hold_in_each_row():
     """What must be so on any machine, whatever choose_device looks like."""
     both = {**rows("day1"), **rows("day2")}
-    assert len(both) == 31
+    assert len(both) == 34
     for there, (device, gpus, backend, *lesson_15) in both.items():
         ranks, gpus = int(there[1]), gpus.split()
         if backend in ("nccl", "xccl"):
@@ -125,11 +137,15 @@ def test_the_rules_hold_in_each_row():
     assert both["the same with a mask", "4", "`CUDA_VISIBLE_DEVICES=0`"][2] == "gloo"
 
 
+# Where TF32 is switched: torch 2.9 has new names, and warns of the old ones.
+OF_CONV, OF_MATMUL, USUAL, EXACT = "allow_tf32", "allow_tf32", True, False
+if hasattr(torch.backends.cudnn, "conv"):
+    OF_CONV, OF_MATMUL, USUAL, EXACT = "conv.fp32_precision", "fp32_precision", "tf32", "ieee"
 FLAGS = """
 import runpy, torch
 b = torch.backends
-read = lambda: (b.cudnn.deterministic, b.mkldnn.deterministic, b.cudnn.allow_tf32,
-                b.cuda.matmul.allow_tf32)
+read = lambda: (b.cudnn.deterministic, b.mkldnn.deterministic, b.cudnn.{conv},
+                b.cuda.matmul.{matmul})
 before = read()
 lesson = runpy.run_path({file!r})
 lesson["choose_device"](0, 1)
@@ -140,9 +156,9 @@ print(before, read())
 @pytest.mark.parametrize("lesson_id", ["2", "9"])
 def test_runs_are_comparable_also_in_nvidias_containers(lesson_id):
     """The flags are set with no warning, which is an error here."""
-    code = FLAGS.format(file=LESSONS[lesson_id]["file"])
+    code = FLAGS.format(file=LESSONS[lesson_id]["file"], conv=OF_CONV, matmul=OF_MATMUL)
     said = stand_in(code, STANDIN_GPUS="1", TORCH_ALLOW_TF32_CUBLAS_OVERRIDE="1")
-    assert said == "(False, False, True, True) (True, True, False, False)"
+    assert said == f"{(False, False, USUAL, USUAL)} {(True, True, EXACT, EXACT)}"
 
 
 # ---------------------------------------------------------------- TF32, imitated
@@ -190,7 +206,7 @@ class Tf32Linear(torch.autograd.Function):
 
 def conv2d(x, weight, bias=None, stride=1, *rest):
     """conv2d as on a GPU that has TF32: the flag of PyTorch decides."""
-    if not torch.backends.cudnn.allow_tf32:
+    if attrgetter(OF_CONV)(torch.backends.cudnn) == EXACT:
         return torch.conv2d(x, weight, bias, stride)
     return Tf32Conv.apply(x, weight, stride) + bias[:, None, None]
 
@@ -232,7 +248,9 @@ def _flags():
     """What choose_device sets is taken back."""
     backends = torch.backends
     flags = [(backends.cudnn, "deterministic"), (backends.mkldnn, "deterministic")]
-    flags += [(backends.cudnn, "allow_tf32"), (backends.cuda.matmul, "allow_tf32")]
+    *inner, name = OF_CONV.split(".")
+    flags += [(getattr(backends.cudnn, *inner) if inner else backends.cudnn, name)]
+    flags += [(backends.cuda.matmul, "allow_tf32")]
     before = [getattr(*flag) for flag in flags]
     yield
     for flag, value in zip(flags, before):
@@ -248,7 +266,7 @@ def test_with_tf32_the_losses_would_drift_apart():
     answers = {"device_count": 4, "current_accelerator": torch.device("cuda")}
     gpu = mock.Mock(**{f"{name}.return_value": value for name, value in answers.items()})
     with mock.patch.multiple(F, conv2d=conv2d, linear=linear):
-        assert torch.backends.cudnn.allow_tf32  # as PyTorch has it
+        assert attrgetter(OF_CONV)(torch.backends.cudnn) == USUAL  # as PyTorch has it
         torch.backends.cuda.matmul.allow_tf32 = True  # as NVIDIA's containers have it
         default = [gap(lesson, data, *run) for run in runs]
         with mock.patch.object(torch, "accelerator", gpu):
@@ -386,6 +404,29 @@ def test_dist_timeout_reaches_lesson_15(tmp_path):
     status, output = run_ranks(2, mutant, "--epochs", 1, cwd=tmp_path, env=env, timeout=50)
     assert status != 0
     assert "4000ms" in output
+
+
+# In place of a GPU for each rank, of which its process sees no other: NCCL's barrier would take
+# memory of the GPU that it is given.
+ONE_VISIBLE = """
+import runpy, sys, torch.distributed as dist
+barrier = dist.barrier
+def barrier_on_a_gpu(*args, device_ids=None, **options):
+    if device_ids and device_ids[0] > 0:
+        raise RuntimeError("CUDA error: invalid device ordinal")
+    return barrier(*args, **options)
+dist.barrier = barrier_on_a_gpu
+sys.argv[:] = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_lesson_15_ends_where_each_rank_sees_one_gpu(tmp_path):
+    (run := tmp_path / "run.py").write_text(ONE_VISIBLE)
+    file = ROOT / LESSONS["15"]["file"]
+    status, output = run_ranks(2, run, file, "--epochs", 20, cwd=tmp_path, timeout=120)
+    assert status == 0, output
+    assert "invalid device ordinal" not in output
 
 
 # ---------------------------------------------------------------- torch, built without CUDA

@@ -150,7 +150,7 @@ def all_commands():
 
 # Prints some of its variables in one short piece: longer lines of several ranks may mix.
 SHOW = """import json, os, socket
-names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR SLURM_GPUS_ON_NODE".split()
+names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR GPUS_ON_NODE".split()
 names += "SLURM_CPUS_PER_TASK SRUN_CPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_CPUS_PER_GPU".split()
 names += "SLURM_NTASKS_PER_GPU SLURM_EXACT SLURM_HINT SLURM_DISTRIBUTION".split()
 names += "GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME".split()
@@ -214,7 +214,7 @@ def test_as_many_ranks_as_tasks_else_as_gpus_else_as_nodes(
     ranks, found = check_ranks(done.stdout, total)
     assert found == (counts or found)
     if "--gpus " in options:
-        assert all(rank["SLURM_GPUS_ON_NODE"] == rank["LOCAL_WORLD_SIZE"] for rank in ranks)
+        assert all(rank["GPUS_ON_NODE"] == rank["LOCAL_WORLD_SIZE"] for rank in ranks)
     # --dry-run says the same, and then what it would start.
     lines = [re.sub(r":\d+,", ",", line) for line in done.stdout.splitlines()]
     assert lines[:3] == lines[4:7]
@@ -436,7 +436,7 @@ def test_gpus_are_counted_where_slurm_only_lists_them(slurm, show, tmp_path):
     done = slurm.run(*step, "env", "-u", "SLURM_GPUS_ON_NODE", LAUNCHER, show, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     ranks = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [rank["SLURM_GPUS_ON_NODE"] for rank in ranks] == ["3", "3"]
+    assert [rank["GPUS_ON_NODE"] for rank in ranks] == ["3", "3"]
 
 
 # A shell that Slurm opens on a node.

@@ -27,8 +27,8 @@ from torch.utils.data import DataLoader
 sys.path.insert(0, str(ROOT / "day2"))
 lesson = importlib.import_module("11_mnist_ddp_pt_multinode_streaming")
 LESSON = ROOT / LESSONS["11"]["file"]
-APART = r"losses within \de(-0[1-4]|\+\d\d) of those from memory$"
-ONCE = "^=> 0 of 60,000 images once an epoch"
+APART = r"losses within \de(-0[1-4]|\+\d\d) of those from memory \(limit 1e-05\): WRONG$"
+ONCE = r"^=> {} of 60,000 images once an epoch \(limit 640\), .*: WRONG$"
 
 
 def create(folder, *arguments):
@@ -193,16 +193,16 @@ def test_damage_inside_a_chunk_is_noticed(mnist_file, tmp_path):
 
 @pytest.mark.parametrize("options", [(), ("--no-shuffle", "--workers", 2)])
 def test_lesson_11_learns_the_same_from_the_file_as_from_memory(options, mnist_file, tmp_path):
-    few = ("--epochs", 2, "--max-steps", 10, "--file", mnist_file)
+    few = ("--epochs", 2, "--max-steps", 5, "--file", mnist_file)
     if options:
         status, output = run_ranks(2, LESSON, *few, *options, cwd=tmp_path)
     else:
         status, output = launch("--local", "2", LESSON, *few, cwd=tmp_path)
     assert status == 0, output
     assert proves(output), output
-    assert "=> 1,280 of 60,000 images once an epoch, losses within" in output
+    assert "=> 640 of 60,000 images once an epoch (limit 640), losses" in output
     assert len(re.findall(r"images/s$", output, re.M)) == 4
-    assert len(losses(tmp_path / "runs" / "11_mnist_ddp_pt_multinode_streaming")) == 20
+    assert len(losses(tmp_path / "runs" / "11_mnist_ddp_pt_multinode_streaming")) == 10
 
 
 @pytest.mark.mutation
@@ -211,13 +211,14 @@ def test_lesson_11_learns_the_same_from_the_file_as_from_memory(options, mnist_f
     [
         ("in permutation.split(self", "in permutation.sort().values.split(self", APART),
         ("        train_set.epoch = epoch  # without this", "        # without this", APART),
-        ("        self.rank = rank\n", "        self.rank = 0\n", ONCE),
+        ("        self.rank = rank\n", "        self.rank = 0\n", ONCE.format(0)),
+        ("self.steps * (worker + 1) //", "(self.steps - 1) * (worker + 1) //", ONCE.format(512)),
     ],
 )
 def test_without_its_key_line_lesson_11_learns_something_else(
     line, wrong, says, mnist_file, tmp_path
 ):
-    few = ("--epochs", 2, "--max-steps", 10, "--file", mnist_file)
+    few = ("--epochs", 2, "--max-steps", 5, "--file", mnist_file)
     output = run_mutant("11", [(line, wrong)], 2, *few, cwd=tmp_path)
     assert_disproved(output, says)
 
@@ -228,14 +229,18 @@ def test_memory_does_not_grow_with_the_file(mnist_file, tmp_path):
     assert status == 0, output
     memory = []
     for path in (mnist_file, large):
-        few = ("--epochs", 1, "--max-steps", 50, "--stream-only", "--file", path)
-        # Not by run_lesson: the system counts the memory of whoever starts a process as its own.
+        few = ("--epochs", 1, "--max-steps", 50, "--file", path)
         status, output = launch("--local", 1, LESSON, *few, cwd=tmp_path)
         assert status == 0, output
-        memory.append([int(x) for x in re.findall(r"(\d+) MB", output)])
+        row = r"^streamed: at most (\d+) MB in rank 0, (\d+) MB more in its workers$"
+        streamed = [int(x) for x in re.search(row, output, re.M).groups()]
+        whole = re.search(r"^from memory: at most ([\d,]+) MB in rank 0$", output, re.M)[1]
+        memory.append((sum(streamed), int(whole.replace(",", ""))))
     large.unlink()
-    assert len(memory[0]) == 2
-    assert memory[1] == pytest.approx(memory[0], rel=0.1)
+    (streamed, whole), (streamed_large, whole_large) = memory
+    assert streamed_large == pytest.approx(streamed, rel=0.1)
+    # The images of the large file: 19 times 47 MB more.
+    assert whole_large - whole == pytest.approx(19 * 47, rel=0.1)
 
 
 def test_lesson_11_measures_the_whole_test_set(mnist_file, tmp_path):

@@ -30,7 +30,7 @@ from torch.optim.lr_scheduler import LinearLR
 
 LESSON = ROOT / LESSONS["13"]["file"]
 RUNS = f"runs/{LESSON.stem}"
-TESTED = "; 10,000 of 10,000 tested alike"
+TESTED = ", 10,000 of 10,000 tested as by one process: ok"
 FEW = ("--epochs", 2, "--max-steps", 6, "--warm-up", 4)
 
 
@@ -237,7 +237,13 @@ def test_no_sync_around_backward_only_does_nothing(mnist, tmp_path):
 @pytest.mark.parametrize(
     ("clip", "line", "wrong", "proof"),
     [
-        (100, "(loss / args.accumulate)", "(loss)", "losses within .e-0[1-4] "),
+        (100, "(loss / args.accumulate)", "(loss)", "^=> fp32: losses within .e-0[1-4] "),
+        (
+            100,
+            "scaler.scale(loss / args.accumulate)",
+            "scaler.scale(loss)",
+            "^=> bf16: losses within .e-0[1-2] ",
+        ),
         (
             0.3,
             "            nn.utils.clip_grad_norm_(model.parameters(), args.clip)\n            #",
@@ -248,18 +254,20 @@ def test_no_sync_around_backward_only_does_nothing(mnist, tmp_path):
             1,
             "range(rank, len(test_set), world_size)",
             "DistributedSampler(test_set, shuffle=False)",
-            "; 10,002 of 10,000 tested",
+            ", 10,002 of 10,000 tested",
         ),
         (
             1,
             '        "model": model.state_dict(),',
             '        "model": Net().state_dict(),',
-            "tested DIFFERENTLY$",
+            "tested DIFFERENTLY than by one process: WRONG$",
         ),
     ],
 )
 def test_without_its_key_line_lesson_13_proves_nothing(clip, line, wrong, proof, tmp_path):
     few = ("--epochs", 1, "--max-steps", 20, "--batch-size", 8, "--clip", clip)
+    if "bf16" in proof:
+        few = (*few, "--precision", "bf16")
     output = run_mutant("13", [(line, wrong)], 3, *few, cwd=tmp_path)
     assert_disproved(output, proof)
 

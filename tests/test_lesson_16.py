@@ -126,6 +126,13 @@ def test_bad_arguments_get_one_sentence(arguments, sentence):
 
 
 @pytest.mark.mutation
+def test_a_way_that_sends_less_but_learns_worse_is_wrong(tmp_path):
+    line = ('if as_well and 0 < row["given"] < rows[best]["given"]', 'if way == "accumulation"')
+    output = run_mutant("16", [line], 3, "--max-steps", 20, "--batch-size", 16, cwd=tmp_path)
+    assert_disproved(output, r"^=> accumulation: 0.25 .* loss \+\d+\.\d% \(limit \+2%\): WRONG$")
+
+
+@pytest.mark.mutation
 def test_without_powersgd_and_no_sync_lesson_16_sends_as_much_as_before(tmp_path):
     lines = [
         ("start_powerSGD_iter=2", "start_powerSGD_iter=99"),
@@ -136,4 +143,4 @@ def test_without_powersgd_and_no_sync_lesson_16_sends_as_much_as_before(tmp_path
     assert table(output)["accumulation"]["given"] == pytest.approx(SIZE, abs=0.01)
     assert table(output)["PowerSGD"]["given"] == pytest.approx(SIZE, abs=0.01)
     assert all(table(output)[way]["given"] == 0 for way in PERIODS)
-    assert_disproved(output, "^=> bf16: 0.50 of plain DDP's bytes ")
+    assert_disproved(output, r"^=> bf16: 0\.50 of plain DDP's bytes .*\(limit 0\.45\), .*WRONG$")

@@ -49,6 +49,7 @@ def start(tmp_path):
 
     def launcher(line, **variables):
         env = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
+        env = {k: v for k, v in env.items() if k not in gpus.MASKS}
         env |= {"PYTHONPATH": str(ROOT / "tests" / "standin"), **variables}
         own = ["unshare", "--mount", "sh", "-c", DEVICES, "sh", str(tmp_path / "dev")]
         done = subprocess.run(

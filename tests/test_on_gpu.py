@@ -73,7 +73,6 @@ FAULTS = [
     "DIST_TIMEOUT=6 python 1_torch_dist_gpu.py 2",
     f"DIST_TIMEOUT=6 {START} 1x2 9_torch_dist_multi_node.py",
 ]
-REST = [*FAULTS, "python scripts/benchmark.py --only gpu"]
 
 
 def call(*arguments, **variables):
@@ -116,19 +115,21 @@ def test_these_commands_are_run(gpus, monkeypatch, capsys):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert on_gpu.main() == 0
     if gpus == 1:
-        expected = one() + day_1(4) + day_2("1x4") + chain(4) + REST
+        expected = one() + day_1(4) + day_2("1x4") + chain(4) + FAULTS
     else:
         shared = [f"CUDA_VISIBLE_DEVICES=0 {command}" for command in day_1(4) + day_2("1x4")]
         several = day_1(gpus) + day_2(f"1x{gpus}") + day_2(f"2x{gpus // 2}")
-        expected = one() + several + shared + chain(gpus) + REST
+        nccl = [f"python day1/1_torch_dist_gpu.py {gpus}"] * 5
+        nccl += [f"TORCH_DIST_USE_NCCL2=0 python day1/test-profile.py {gpus}"]
+        expected = one() + several + shared + chain(gpus) + nccl + FAULTS
     assert capsys.readouterr().out.splitlines() == expected
 
 
 @pytest.mark.parametrize(
     ("variables", "mask", "last"),
     [
-        ({"CUDA_VISIBLE_DEVICES": "3,1"}, "CUDA_VISIBLE_DEVICES=3", "benchmark:gpu"),
-        ({"STANDIN_KIND": "hip"}, "HIP_VISIBLE_DEVICES=0", "benchmark:gpu"),
+        ({"CUDA_VISIBLE_DEVICES": "3,1"}, "CUDA_VISIBLE_DEVICES=3", "faults:does-not-come-day2"),
+        ({"STANDIN_KIND": "hip"}, "HIP_VISIBLE_DEVICES=0", "faults:does-not-come-day2"),
         ({"STANDIN_KIND": "xpu"}, "ZE_AFFINITY_MASK=0", "faults:does-not-come-day2"),
     ],
 )
@@ -178,7 +179,6 @@ def test_what_an_item_needs_comes_with_it():
     items = list(items_of(count=1).values())
     names = [x.name for x in on_gpu.choose(items, ["shared:11", "chain:6", "shared:0"])]
     assert names == ["one:create_mnist_h5", "shared:0", "shared:11", "chain:2", "chain:6"]
-    assert [x.name for x in on_gpu.choose(items, ["benchmark"])] == ["benchmark:gpu"]
     assert on_gpu.choose(items, []) == items
 
 

@@ -818,9 +818,9 @@ SYMPTOMS = {
     "`CUDA out of memory`": "needs: with GPUs",
     "`nvidia-smi` shows a GPU that is idle most of the time": "needs: with GPUs",
     "`Duplicate GPU detected`": "needs: with GPUs",
-    "`WRONG: not every rank holds`, `DIFFERENT models`": "files",
-    "`its proof line is missing or wrong`": (
-        "test_scripts.py::test_run_course_fails_when_a_lesson_does"
+    "`WRONG` at the end of the line with `=>`, or in the last table": "files",
+    "`no proof line`": (
+        "test_scripts.py::test_run_course_waits_for_nobody_and_names_the_lesson_that_left_something"
     ),
     "`stopped after 300 s`": "shell",
     "`processes left: 1`": (
@@ -829,7 +829,7 @@ SYMPTOMS = {
     "`skipped:` and a sentence": (
         "test_scripts.py::test_run_course_skips_what_this_machine_cannot_run"
     ),
-    "A number below 1 before `times the images/s of one process`": "files",
+    "A number below 1 before `times the images/s`": "files",
     "With more processes, the loss is higher and the accuracy lower": (
         "test_lessons.py::test_lesson_8_scaling_brings_the_loss_curve_closer"
     ),

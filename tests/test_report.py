@@ -238,13 +238,14 @@ def test_loss_curves_come_from_the_event_files_of_the_run(page):
 
 def test_speed_up_is_that_of_lesson_7(page):
     output = recorded_output("7")
-    printed = re.findall(r"processes: (\d+), .* ([\d,]+) images/s", output)
-    gain = re.search("=> (.*) times", output)[1]
-    (_, speed), (n, higher) = printed
-    assert table_of(page, "speed-up") == [("1", speed, "1.00"), (n, higher, gain)]
-    gains = [1, number(higher) / number(speed)]
-    lines = [(BLUE, [1, int(n)], gains), (GREY, [1, int(n)], [1, int(n)])]
-    check_lines(page, "speed-up", lines, y_of=float)
+    printed = re.findall(r"^(one process.*?|\w+ scaling) +\d.*  ([\d.]+) \((.*) to (.*)\)$", output, re.M)
+    assert len(printed) == 4
+    rows = table_of(page, "speed-up")
+    assert [(row[0], *row[-3:]) for row in rows] == printed
+    bars = drawn(page, "speed-up", "fill", BLUE)
+    check_scale([0, *(length(bar, 0) for bar in bars)], [0, *(float(x) for _, x, *_ in printed)])
+    cores = printed[-1][1]
+    assert f"one process on all cores does {cores} times <span" in page
 
 
 def test_bandwidths_are_those_of_lessons_1_and_9(page):
@@ -285,7 +286,7 @@ def test_streaming_is_that_of_lesson_11(page):
     epochs = [(source, *row) for source, rows in found for row in rows]
     assert len(epochs) >= 2
     assert table_of(page, "throughput") == epochs
-    row = r"^(.+): .*at most ([\d,]+) MB in memory(?:, a worker ([\d,]+) MB)?$"
+    row = r"^(.+): at most ([\d,]+) MB in rank 0(?:, ([\d,]+) MB more in its workers)?$"
     (_, rank, worker), (_, rank_at_the_end, none) = memory = re.findall(row, output, re.M)
     assert none == ""  # from memory there is no worker: an empty cell, which table_of leaves out
     assert table_of(page, "memory") == [memory[0], memory[1][:2]]

@@ -5,7 +5,7 @@ Kind:    capstone
 Symptom: The losses of four ranks are those of one process, to the last digit. This
          looks like success, but four ranks take as many steps as one, and nothing is
          gained. Three faults are in this program. Each makes another one harder to see:
-         if you mend one, the numbers may look worse than before.
+         if you fix one, the numbers may look worse than before.
 Run:     python day1/exercises/8.3_capstone_too_good.py
 Check:   python scripts/check.py 8.3
 """
@@ -54,7 +54,7 @@ def train(points, rank, world_size):
         ddp_model = DistributedDataParallel(model)  # averages gradients in backward
     lr = LR * world_size  # the linear scaling rule
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    # All ranks shuffle alike, then each takes every world_size-th point.
+    # All ranks shuffle in the same way, then each takes every world_size-th point.
     sampler = DistributedSampler(points, world_size, rank, seed=0)
     order = torch.Generator().manual_seed(0)
     loader = DataLoader(points, batch_size=BATCH_SIZE, shuffle=True, generator=order)

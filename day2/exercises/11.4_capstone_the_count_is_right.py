@@ -5,7 +5,7 @@ Kind:    capstone
 Symptom: 512 images are streamed to 2 imitated nodes with 2 ranks each, and each rank
          has 2 workers. The program counts 512 images per epoch, as it should. But only
          some of them are ever used. Three faults are in this program, and after one or
-         two of them are mended, the count is still right and images are still missing.
+         two of them are fixed, the count is still right and images are still missing.
 Run:     python day2/exercises/11.4_capstone_the_count_is_right.py
 Check:   python scripts/check.py 11.4
 """

@@ -3,7 +3,7 @@
 Lesson:  13
 Kind:    fill in
 Task:    Complete step(): one step for all batches of a group, and one message for it.
-         The points count alike, although the last batch is smaller.
+         Every point counts the same, although the last batch is smaller.
 Run:     python day2/exercises/13.1_one_step.py
 Check:   python scripts/check.py 13.1
 """

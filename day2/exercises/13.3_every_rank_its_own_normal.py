@@ -37,7 +37,7 @@ class BatchNorm(nn.Module):
 
 
 def main():
-    """Run on every rank: normalise a part of a batch. The parts are not alike."""
+    """Run on every rank: normalise a part of a batch. The parts differ."""
     rank = dist.get_rank()
     layer = BatchNorm(1)
     batch = torch.arange(16.0)[:, None].split(4)[rank]

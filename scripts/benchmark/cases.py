@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmark.commands import BATCH
-from benchmark.gpu import gpu, limit_of_a_step
 from benchmark.reading import (
     COPIES,
     GZIP_ONE,
@@ -188,18 +187,5 @@ CASES = [
         "s",
         course,
         [Ratio("run_course.sh, seconds", "all lessons", at_most=360)],
-    ),
-    Case(
-        "gpu",
-        f"Lesson 2 on a GPU, batches of {BATCH}, and what limits it",
-        "images/s",
-        gpu,
-        [
-            Ratio("lesson 2 / torchvision", "lesson 2", "the same Net, torchvision", at_least=20),
-            Ratio("lesson 2 / step alone", "lesson 2", "step alone, no data"),
-            Ratio("step alone / launches", "step alone, no data", "launches x time of one"),
-            Ratio("step alone / graph", "step alone, no data", "step as a graph"),
-        ],
-        say=limit_of_a_step,
     ),
 ]

@@ -105,31 +105,31 @@ def scaling(folder, tiny):
     Weak: each process does as many steps as one alone, of the same size. Strong: they share each.
     """
     steps = 2 if tiny else 60
+    options = ("--rounds", 1, "--max-steps", steps)
 
-    def measure(series, processes, batch_size, *counts):
-        options = ("--epochs", 1, "--max-steps", steps, "--batch-size", batch_size)
+    def measure(processes, names):
+        """Return {a name of the case: images/s}. names: {a row of lesson 7's table: the name}."""
         output = run("python", LESSONS["7"], processes, *options, cwd=folder)
-        rows = find(r"^processes: (\d+), .* ([\d,]+) images/s$", output)
-        return {f"{series}: {n}": number(x) for n, x in rows if int(n) in counts}
+        return {names[x]: speed for x, speed in speeds(output).items() if x in names}
 
     def apart():
         """What the machine gives to two processes that do not wait for each other."""
-        options = ("--epochs", 1, "--max-steps", steps, "--batch-size", 256)
         command, threads = ("python", LESSONS["7"], 1), str(max(1, torch.get_num_threads() // 2))
         both = [start(*command, *options, cwd=folder, OMP_NUM_THREADS=threads) for _ in range(2)]
-        rows = [find(r"^processes: 1, .* ([\d,]+) images/s$", finish(x))[0] for x in both]
-        return {f"{APART}: 2": sum(map(number, rows))}
+        return {f"{APART}: 2": sum(speeds(finish(x))["one process"] for x in both)}
 
-    measurements = [partial(measure, SAME_EACH, 2, 256, 1, 2)]
-    if not tiny:
-        measurements += [
-            partial(measure, SAME_EACH, 4, 256, 4),
-            partial(measure, SAME_ALL, 2, 128, 2),
-            partial(measure, SAME_ALL, 4, 64, 4),
-            partial(measure, ALL_CORES, 1, 256, 1),
-            apart,
-        ]
-    return measurements
+    two = {"one process": f"{SAME_EACH}: 1", "weak scaling": f"{SAME_EACH}: 2"}
+    four = {"weak scaling": f"{SAME_EACH}: 4", "strong scaling": f"{SAME_ALL}: 4"}
+    if tiny:
+        return [partial(measure, 2, two)]
+    two |= {"strong scaling": f"{SAME_ALL}: 2", ALL_CORES: f"{ALL_CORES}: 1"}
+    return [partial(measure, 2, two), partial(measure, 4, four), apart]
+
+
+def speeds(output):
+    """Return the images/s of each setting in lesson 7's table, {setting: images/s}."""
+    rows = find(r"^(one process.*?|\w+ scaling) +\d.* ([\d,]+)  [\d.]+ \(.*\)$", output)
+    return {name: number(speed) for name, speed in rows}
 
 
 SIZES = {f"{kilobytes} kB": 250 * kilobytes for kilobytes in (1, 4, 16, 64, 256)}

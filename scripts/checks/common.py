@@ -1,5 +1,6 @@
 """What several checks share: how they call the exercise, and how they compare and show numbers."""
 
+import math
 import re
 import tempfile
 import traceback
@@ -56,19 +57,24 @@ def flat(model):
 # For the sentences.
 
 
-def close(a, b, tolerance=1e-4):
-    """Return whether two lists of numbers are the same, but for rounding."""
-    return len(a) == len(b) and all(abs(x - y) <= tolerance * (1 + abs(y)) for x, y in zip(a, b))
-
-
 def gap(a, b):
-    """Return the largest difference between two lists of numbers, place by place."""
-    return max(abs(x - y) for x, y in zip(a, b))
+    """Return the largest difference between two lists of numbers; nan if one of them is nan."""
+    gaps = [abs(x - y) for x, y in zip(a, b)]
+    return math.nan if any(map(math.isnan, gaps)) else max(gaps)
+
+
+def compared(mine, right, limit=1e-4):
+    """Return whether numbers are within limit of the right ones, and the words that say it."""
+    words = f"{short(mine)}; right: {short(right)}"
+    if len(mine) != len(right):
+        return False, f"{words}; numbers: {len(mine)}, right: {len(right)}"
+    far = gap(mine, right)
+    return far <= limit, f"{words}; off by {far:.3g} (limit {limit:g})"
 
 
 def short(values):
     """Return a list of numbers as a short text."""
-    text = ", ".join(f"{value:.4g}" for value in values[:6])
+    text = ", ".join(f"{value:.4g}" for value in values[:6]) or "nothing"
     return f"{text}, ..." if len(values) > 6 else text
 
 

@@ -1,6 +1,6 @@
 """Exercise 0.1: what mean() returns on each rank, and whether it changes the tensor it gets."""
 
-from checks.common import close, short
+from checks.common import compared, short
 
 
 def look(exercise, rank, world_size):
@@ -15,9 +15,7 @@ def judge(seen):
     expected = [sum(numbers) / len(seen), sum(10 * n * n for n in numbers) / len(seen)]
     for rank, (result, value) in enumerate(seen):
         own = [rank, 10.0 * rank * rank]
-        yield (
-            close(result, expected),
-            f"rank {rank}: mean({short(own)}) gave {short(result)}; over all ranks it is "
-            f"{short(expected)}",
-        )
-        yield close(value, own), f"rank {rank}: the tensor itself holds {short(value)} afterwards"
+        holds, words = compared(result, expected)
+        yield holds, f"rank {rank}: mean({short(own)}) gave {words}"
+        holds, words = compared(value, own)
+        yield holds, f"rank {rank}: afterwards the tensor itself holds {words}"

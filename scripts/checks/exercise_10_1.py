@@ -20,8 +20,8 @@ def look(exercise, rank, world_size):
 def judge(seen):
     for rank, results in enumerate(seen):
         for count, (right, total), looked_at in results:
-            yield (
-                (right, total) == (count - 2, count) and looked_at <= -(-count // len(seen)),
-                f"rank {rank}: {right} of {total} right, where {count - 2} of {count} are; "
-                f"it looked at {looked_at}",
-            )
+            holds, most = (right, total) == (count - 2, count), -(-count // len(seen))
+            yield holds, f"rank {rank}: counts {right} of {total} (right: {count - 2} of {count})"
+            if holds:
+                text = f"rank {rank}: looked at {looked_at} of {count} images"
+                yield looked_at <= most, f"{text} (limit {most})"

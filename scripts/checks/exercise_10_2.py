@@ -19,9 +19,9 @@ def look(exercise, rank, world_size):
 def judge(seen):
     for rank, results in enumerate(seen):
         for share, right, count, looked_at in results:
-            own = abs(share - right / count) < 1e-4
-            yield (
-                own and looked_at <= -(-count // len(seen)),
-                f"rank {rank}: says {share:.1%}, looked at {looked_at}; over all images "
-                f"{right} of {count} are right: {right / count:.1%}",
-            )
+            holds, most = abs(share - right / count) < 1e-4, -(-count // len(seen))
+            text = f"rank {rank}: says {share:.1%} of {count} images"
+            yield holds, f"{text} (right: {right / count:.1%}, limit 0.01%)"
+            if holds:
+                text = f"rank {rank}: looked at {looked_at} of {count} images"
+                yield looked_at <= most, f"{text} (limit {most})"

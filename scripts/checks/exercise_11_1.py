@@ -2,7 +2,7 @@
 
 import pickle
 
-from checks.common import shared_folder, short
+from checks.common import shared_folder
 
 
 def look(exercise, rank, world_size):
@@ -26,9 +26,12 @@ def look(exercise, rank, world_size):
 
 def judge(seen):
     for rank, (handles, error, values) in enumerate(seen):
-        yield handles == 0, f"rank {rank}: files open before the workers start: {handles}"
-        sent = f"cannot be sent to a worker: {error}" if error else "can be sent to a worker"
-        yield not error, f"rank {rank}: the data set {sent}"
-        if values or not (handles or error):
-            right = values == list(range(32))
-            yield right, f"rank {rank}: two workers read {short(values)}"
+        text = f"rank {rank}: sending the data set to a worker: {error or 'no error'}"
+        yield not error, f"{text} (right: no error)"
+        if not error:
+            text = f"rank {rank}: files that are open before the workers start: {handles}"
+            yield handles == 0, f"{text} (right: 0)"
+        if not (error or handles):
+            right = sum(value == place for place, value in enumerate(values))
+            text = f"rank {rank}: images that two workers read as they are: {right}"
+            yield right == len(values) == 32, f"{text} (right: 32)"

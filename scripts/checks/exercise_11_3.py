@@ -14,17 +14,17 @@ def judge(seen):
     for rank, epochs in enumerate(seen):
         for epoch, (images, reads) in enumerate(epochs):
             fair = len(images) == 32
-            yield fair, f"rank {rank}: {len(images)} images in epoch {epoch}; fair is 32"
-            text = f"rank {rank}: reads {reads} chunks for {len(images)} images in epoch {epoch}"
-            yield reads <= 4, f"{text}; a chunk has 8"
-        mixed = all(images != sorted(images) for images, _ in epochs)
-        # A chunk's images in order follow each other: 7 of 8 times the next one is one more.
-        pairs = list(zip(epochs[0][0], epochs[0][0][1:]))
-        mixed = mixed and sum(y == x + 1 for x, y in pairs) < len(pairs) / 2
-        yield mixed, f"rank {rank}: {'shuffled' if mixed else 'not shuffled'} within the chunks"
-        new = epochs[0][0] != epochs[1][0]
-        yield new, f"rank {rank}: {'another' if new else 'the same'} order in epoch 1"
+            yield fair, f"rank {rank}: {len(images)} images in epoch {epoch} (right: 32)"
+            yield reads <= 4, f"rank {rank}: chunks read in epoch {epoch}: {reads} (limit 4)"
+            # In order, the next image has the next number: 7 of 8 times within a chunk.
+            follow = sum(y == x + 1 for x, y in zip(images, images[1:]))
+            text = f"rank {rank}: images that follow the one before them in the file: {follow}"
+            yield follow < 16, f"{text} (limit 15)"
+        new = "a new order" if epochs[0][0] != epochs[1][0] else "the order of epoch 0"
+        yield new == "a new order", f"rank {rank}: epoch 1 has {new} (right: a new order)"
     for epoch in (0, 1):
-        visits = sorted(image for epochs in seen for image in epochs[epoch][0])
-        once = visits == list(range(32 * len(seen)))
-        yield once, f"all ranks: each image once in epoch {epoch}: {'yes' if once else 'no'}"
+        visits = [image for epochs in seen for image in epochs[epoch][0]]
+        count = 32 * len(seen)
+        once = sum(visits.count(image) == 1 for image in range(count))
+        text = f"all ranks: images seen exactly once in epoch {epoch}: {once}"
+        yield once == count, f"{text} (right: {count})"

@@ -16,15 +16,16 @@ def judge(seen):
     for rank, (first, _) in enumerate(seen):
         again = len(first) - len(set(first))
         text = f"{again} of {len(first)} images of epoch 0 came again on rank {rank}"
-        yield again == 0, f"within a rank: {text}"
+        yield again == 0, f"within a rank: {text} (right: 0)"
     for rank, other in itertools.combinations(range(len(seen)), 2):
         common = len(set(seen[rank][0]) & set(seen[other][0]))
         if common:
             text = f"{common} images of epoch 0 on both rank {rank} and rank {other}"
-            yield False, f"between ranks: {text}"
+            yield False, f"between ranks: {text} (right: 0)"
     same = any(first == second for first, second in seen)
-    text = "that of epoch 0" if same else "another than that of epoch 0"
-    yield not same, f"between epochs: the order of epoch 1 is {text}"
+    text = "that of epoch 0" if same else "a new one"
+    yield not same, f"between epochs: the order of epoch 1 is {text} (right: a new one)"
     images = [image for first, _ in seen for image in first]
-    yield len(images) == 512, f"all ranks: {len(images)} images in epoch 0; there are 512"
-    yield len(set(images)) == 512, f"all ranks: {len(set(images))} different images in epoch 0"
+    yield len(images) == 512, f"all ranks: {len(images)} images in epoch 0 (right: 512)"
+    different = len(set(images))
+    yield different == 512, f"all ranks: {different} different images in epoch 0 (right: 512)"

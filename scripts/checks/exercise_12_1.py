@@ -27,7 +27,7 @@ def judge(seen):
     for rank, results in enumerate(seen):
         for stop, lost, straight, resumed in results:
             where = f"rank {rank}: stopped after {stop} steps"
-            yield lost == 0, f"{where}: {lost} points are left out of their epoch"
+            yield lost == 0, f"{where}: {lost} points are left out of their epoch (right: 0)"
             if lost == 0:
                 far = gap(straight, resumed)
-                yield far == 0, f"{where}: parameters at the end differ by {far:.1g}"
+                yield far == 0, f"{where}: parameters at the end differ by {far:.1g} (limit 0)"

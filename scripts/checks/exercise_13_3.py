@@ -1,6 +1,6 @@
 """Exercise 13.3: outputs, running mean and gradients of BatchNorm, here and in one process."""
 
-from checks.common import close, short
+from checks.common import compared
 
 
 def look(exercise, rank, world_size):
@@ -22,14 +22,10 @@ def look(exercise, rank, world_size):
 
 def judge(seen):
     for rank, (outputs, means, gradients) in enumerate(seen):
-        right = close(*outputs, 1e-3) and close(*means, 1e-3)
-        yield (
-            right,
-            f"rank {rank}: {short(outputs[0])}; one process: {short(outputs[1])}; "
-            f"running mean {means[0][0]:.3f}, one process: {means[1][0]:.3f}",
-        )
-        if right:
-            yield (
-                close(*gradients, 1e-3),
-                f"rank {rank}: gradients {short(gradients[0])}; one process: {short(gradients[1])}",
-            )
+        right, words = compared(*outputs, limit=1e-3)
+        yield right, f"rank {rank}: output {words}"
+        same, words = compared(*means, limit=1e-3)
+        yield same, f"rank {rank}: running mean {words}"
+        if right and same:
+            holds, words = compared(*gradients, limit=1e-3)
+            yield holds, f"rank {rank}: gradients {words}"

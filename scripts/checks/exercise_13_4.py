@@ -29,10 +29,10 @@ def judge(seen):
         what = f"rank 0: train/ and {part}/ with {classes} classes"
         if number == 2:
             refused = bool(error) and "ValueError" in error
-            text = error or "no error"
-            yield refused, f"rank 0: a class is missing in {part}/, another is new: {text}"
+            what = f"rank 0: a class is missing in {part}/, and there is a new one"
+            yield refused, f"{what}: {error or 'no error'} (right: ValueError)"
         elif error:
-            yield False, f"{what}: {error}"
+            yield False, f"{what}: {error} (right: no error)"
         else:
-            yield count == 3 * classes, f"{what}: {count} test pictures of {3 * classes}"
-            yield scores == classes, f"{what}: scores for a picture: {scores}"
+            yield count == 3 * classes, f"{what}: test pictures: {count} (right: {3 * classes})"
+            yield scores == classes, f"{what}: scores for a picture: {scores} (right: {classes})"

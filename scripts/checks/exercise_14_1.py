@@ -1,6 +1,6 @@
 """Exercise 14.1: the rows and the gradients that average_rows() gives, row by row."""
 
-from checks.common import close, short
+from checks.common import compared
 
 
 def look(exercise, rank, world_size):
@@ -23,9 +23,9 @@ def judge(seen):
     given = [(rows, values) for rows, values, _, _ in seen]
     count = sum(len(rows) for rows, _ in given)
     for rank, (_, _, rows, values) in enumerate(seen):
-        yield len(rows) == count, f"rank {rank}: has the gradients of {len(rows)} of {count} rows"
+        text = f"rank {rank}: has the gradients of {len(rows)} rows"
+        yield len(rows) == count, f"{text} (right: {count})"
         for row in range(len(seen) + 1):
             right = [x / len(seen) for x in total(row, given)]
-            mine = total(row, [(rows, values)])
-            text = f"rank {rank}: row {row}: {short(mine) or 'nothing'}; right: {short(right)}"
-            yield close(mine, right), text
+            holds, words = compared(total(row, [(rows, values)]), right)
+            yield holds, f"rank {rank}: row {row}: {words}"

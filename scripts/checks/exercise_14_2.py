@@ -15,6 +15,6 @@ def look(exercise, rank, world_size):
 
 def judge(seen):
     for rank, (mean, grown) in enumerate(seen):
-        yield mean == 2.5, f"rank {rank}: mean {mean:g}; right: 2.5"
+        yield mean == 2.5, f"rank {rank}: mean {mean:g} (right: 2.5)"
         text = f"rank {rank}: its memory grew by {grown:.0f} MB while it read 48 MB in parts of 4"
-        yield grown < 16, text
+        yield grown < 16, f"{text} (limit 16 MB)"

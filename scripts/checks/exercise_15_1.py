@@ -1,6 +1,6 @@
 """Exercise 15.1: the learning rates of train() with Accelerate, step by step."""
 
-from checks.common import close, short
+from checks.common import compared
 
 
 def look(exercise, rank, world_size):
@@ -16,5 +16,6 @@ def judge(seen):
     steps = 20 // len(seen)
     right = [0.1 - 0.09 * step / steps for step in range(steps)]
     for rank, rates in enumerate(seen):
-        yield len(rates) == steps, f"rank {rank}: {len(rates)} steps; fair is {steps}"
-        yield close(rates, right), f"rank {rank}: rates {short(rates)}; right: {short(right)}"
+        yield len(rates) == steps, f"rank {rank}: {len(rates)} steps (right: {steps})"
+        holds, words = compared(rates, right)
+        yield holds, f"rank {rank}: learning rates {words}"

@@ -1,6 +1,6 @@
 """Exercise 16.2: the parameters after train(), those of one process, and how much was sent."""
 
-from checks.common import close, flat, short
+from checks.common import compared, flat
 
 
 def look(exercise, rank, world_size):
@@ -20,5 +20,7 @@ def look(exercise, rank, world_size):
 
 def judge(seen):
     for rank, (mine, right, messages) in enumerate(seen):
-        yield close(mine, right), f"rank {rank}: parameters {short(mine)}; right: {short(right)}"
-        yield messages == 4, f"rank {rank}: {messages} messages for 4 steps of the optimizer"
+        holds, words = compared(mine, right)
+        yield holds, f"rank {rank}: parameters {words}"
+        text = f"rank {rank}: {messages} messages for 4 steps of the optimizer"
+        yield messages == 4, f"{text} (right: 4)"

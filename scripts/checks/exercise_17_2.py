@@ -17,6 +17,7 @@ def look(exercise, rank, world_size):
 def judge(seen):
     for rank, (numbers, right) in enumerate(seen):
         into = 8 * 256 * 32  # what goes into the layers
-        text = f"{numbers:,} numbers are kept for backward; {into:,} go into the layers"
-        yield numbers == into, f"rank {rank}: {text}"
-        yield right, f"rank {rank}: the gradients are {'the right ones' if right else 'others'}"
+        text = f"rank {rank}: numbers that are kept for backward: {numbers:,}"
+        yield numbers == into, f"{text} (right: {into:,})"
+        text = f"rank {rank}: the gradients are {'the same' if right else 'different'}"
+        yield right, f"{text} (right: the same as when all is kept)"

@@ -17,7 +17,8 @@ def judge(seen):
     first = seen[0][0]
     for rank, (parameters, loss, begin) in enumerate(seen):
         far = gap(parameters, first)
-        yield far < 1e-6, f"rank {rank}: its parameters differ from rank 0's by up to {far:.2g}"
-        if far < 1e-6:
-            learned = loss < begin / 20
-            yield learned, f"rank {rank}: loss {loss:.2g} (a model that says 0: {begin:.2g})"
+        same = far <= 1e-6
+        text = f"rank {rank}: its parameters differ from rank 0's by up to {far:.2g}"
+        yield same, f"{text} (limit 1e-06)"
+        if same:
+            yield loss < begin / 20, f"rank {rank}: loss {loss:.2g} (limit {begin / 20:.2g})"

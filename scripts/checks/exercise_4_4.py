@@ -12,12 +12,16 @@ def judge(seen):
     for rank, (parts, more) in enumerate(seen):
         for count, part in ((20, parts[0]), (21, more)):
             fair = count // len(seen)
-            yield len(part) == fair, f"rank {rank}: {len(part)} of {count} images; fair is {fair}"
-        yield parts[0] != parts[1], f"rank {rank}: images {short(parts[0])}, then {short(parts[1])}"
-        mixed = any(x > y for x, y in zip(parts[0], parts[0][1:]))
-        yield mixed, f"rank {rank}: {'shuffled' if mixed else 'not shuffled'}"
+            yield len(part) == fair, f"rank {rank}: {len(part)} of {count} images (right: {fair})"
+        text = f"rank {rank}: images {short(parts[0])}, then in epoch 1 {short(parts[1])}"
+        yield parts[0] != parts[1], f"{text} (right: a new order)"
+        falls = sum(x > y for x, y in zip(parts[0], parts[0][1:]))
+        text = f"rank {rank}: images with a lower number than the one before: {falls}"
+        yield falls > 0, f"{text} (right: 1 or more)"
     for epoch in range(2):
         visits = [image for parts, _ in seen for image in parts[epoch]]
         twice = len(visits) - len(set(visits))
-        yield twice == 0, f"all ranks: {twice} images went to more than one rank in epoch {epoch}"
-    yield set(visits) <= set(range(20)), "all ranks: only images that there are"
+        text = f"all ranks: images that came more than once in epoch {epoch}: {twice}"
+        yield twice == 0, f"{text} (right: 0)"
+    unknown = len(set(visits) - set(range(20)))
+    yield unknown == 0, f"all ranks: numbers that belong to no image: {unknown} (right: 0)"

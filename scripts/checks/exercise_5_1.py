@@ -19,7 +19,8 @@ def look(exercise, rank, world_size):
 
 def judge(seen):
     for rank, (files, steps, messages) in enumerate(seen):
-        yield files == 1, f"rank {rank}: traces that bear its name: {files}"
+        yield files == 1, f"rank {rank}: traces with its name: {files} (right: 1)"
         if files:
-            yield steps == 3, f"rank {rank}: steps in its trace: {steps}; the plan says 3"
-            yield messages >= 3, f"rank {rank}: all_reduce calls in its trace: {messages}"
+            yield steps == 3, f"rank {rank}: steps in its trace: {steps} (right: 3)"
+            text = f"rank {rank}: all_reduce calls in its trace: {messages}"
+            yield messages >= 3, f"{text} (right: 3 or more)"

@@ -12,8 +12,11 @@ def look(exercise, rank, world_size):
 def judge(seen):
     for rank, (mine, alone, losses) in enumerate(seen):
         first, last = losses
-        yield last < first, f"rank {rank}: loss {first:.4f} at first, {last:.4f} at last"
+        text = f"rank {rank}: loss {last:.4f} at the end"
+        yield last < first, f"{text} (limit {first:.4f}, the first)"
         far = gap(mine, seen[0][0])
-        yield far < 1e-6, f"rank {rank}: its parameters differ from rank 0's by up to {far:.2g}"
+        text = f"rank {rank}: its parameters differ from rank 0's by up to {far:.2g}"
+        yield far <= 1e-6, f"{text} (limit 1e-06)"
         far = gap(mine, alone)
-        yield far < 1e-5, f"rank {rank}: parameters within {far:.1g} of those of one process"
+        text = f"rank {rank}: parameters within {far:.1g} of those of one process"
+        yield far <= 1e-5, f"{text} (limit 1e-05)"

@@ -3,7 +3,7 @@
 It is a capstone: only symptoms are told, each of them whatever the other faults do.
 """
 
-from checks.common import close
+from checks.common import compared
 
 
 def look(exercise, rank, world_size):
@@ -49,22 +49,18 @@ def look(exercise, rank, world_size):
 
 def judge(seen):
     size, steps = len(seen), max(mine[0] for mine in seen)
-    visits = [point for _, points, _, _, _ in seen for point in points]
+    points = len({point for _, points, _, _, _ in seen for point in points})
+    text = f"work: {2 * steps} steps on each of {size} ranks, right: {128 // size}"
     yield (
-        steps == 64 // size and len(set(visits)) == 1024,
-        f"work: {2 * steps} steps on each of {size} ranks; one process takes 128",
+        steps == 64 // size and points == 1024,
+        f"{text}; points in the first epoch: {points}, right: 1024",
     )
     ratios = [ratio for _, _, ratio, _, _ in seen]
     far = max(ratios, key=lambda ratio: abs(ratio - 1))
-    yield (
-        abs(far - 1) < 0.01,
-        f"step: the first one moves the weights {far:.2f} times as far as gradient and rate say",
-    )
-    rate = seen[0][3]
-    yield close([rate], [0.05 * size]), f"step: the learning rate is {rate:g} on {size} ranks"
-    report = seen[0][4]
+    text = f"step: the first one is {far:.2f} times as long as gradient and rate say"
+    yield abs(far - 1) < 0.01, f"{text} (right: 1, limit 0.01)"
+    holds, words = compared([seen[0][3]], [0.05 * size])
+    yield holds, f"step: the learning rate on {size} ranks is {words}"
     numbers = ", ".join(str(1 + rank) for rank in range(size))
-    yield (
-        close([report], [(size + 1) / 2]),
-        f"report: losses {numbers} of the ranks are reported as {report:g}",
-    )
+    holds, words = compared([seen[0][4]], [(size + 1) / 2])
+    yield holds, f"report: losses {numbers} of the ranks are reported as {words}"

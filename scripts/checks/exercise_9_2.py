@@ -1,6 +1,6 @@
 """Exercise 9.2: what sum_over_nodes() gives on each rank, and the groups that it used for it."""
 
-from checks.common import close, short
+from checks.common import compared
 
 
 def look(exercise, rank, world_size):
@@ -29,13 +29,13 @@ def judge(seen):
     numbers = range(len(seen))
     expected = [sum(1.0 + n for n in numbers), sum(10.0 * n * n for n in numbers)]
     for rank, (value, groups) in enumerate(seen):
-        right = close(value, expected)
-        yield right, f"rank {rank}: {short(value)}; the sum over all ranks is {short(expected)}"
+        right, words = compared(value, expected)
+        yield right, f"rank {rank}: {words}"
         if right:
             used = ", ".join(groups) or "none"
             leads = rank % 2 == 0
-            role = "a leader" if leads else "not a leader"
+            allowed = "within and between" if leads else "within"
             yield (
                 "all" not in groups and ("between" in groups) == leads,
-                f"rank {rank}: {role}, collectives in the groups: {used}",
+                f"rank {rank}: its collectives were in the groups {used} (right: {allowed})",
             )

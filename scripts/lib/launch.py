@@ -292,9 +292,10 @@ def be_task(args):
         "MASTER_ADDR": environ["MASTER_ADDR"],
         "MASTER_PORT": environ.get("MASTER_PORT") or port_of_step(environ),
         "RANKS_PER_NODE": str(ranks),
-        "SLURM_GPUS_ON_NODE": str(gpus),
         "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS") or threads(cpus * tasks // ranks, ranks),
     }
+    if gpus and not args.torchrun:  # Slurm may show each task its own GPU only
+        variables["GPUS_ON_NODE"] = str(gpus)
     name = environ["SLURMD_NODENAME"]
     log = f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}-{name}"
     command, environment = command_of(args, variables, args.address)

@@ -26,16 +26,22 @@ from lib.report_figures import card, draw
 HEADLINES = [
     ("2", r"^=> ([\d.]+%) of ", "of the test images right, after two epochs of one process"),
     ("6", r"^=> losses within (\S+) of ", "is how far 10 losses of DDP are from one process's"),
-    ("7", r"^=> ([\d.]+) times ", "times the images/s of one process, with several"),
+    ("7", r"^=> .* weak ([\d.]+) ", "times the images/s of one process, with several, each with "
+     "its own batch (weak scaling)"),
 ]
+# On CPUs lesson 7 also tells what one process does with the cores of all.
+ALL_CORES = r"^one process, all cores .* ([\d.]+) \("
 
 
 def headlines(results):
     """Return the numbers that the lessons which ended well have for the top: (number, what, id)."""
-    well = {x["id"]: x["showed"] for x in results if not x["problem"] and not x["skipped"]}
+    well = {x["id"]: x for x in results if not x["problem"] and not x["skipped"]}
     found = []
     for name, pattern, what in HEADLINES:
-        if match := re.search(pattern, well.get(name, "")):
+        result = well.get(name, {"showed": "", "output": ""})
+        if match := re.search(pattern, result["showed"]):
+            if name == "7" and (cores := re.search(ALL_CORES, result["output"], re.M)):
+                what += f"; one process on all cores does {cores[1]} times"
             found.append((match[1], what, name))
     return found
 

@@ -113,31 +113,34 @@ def draw_loss(name, title, results):
     return figure(name, title, caption, results, drawing, head, rows)
 
 
+# A row of lesson 7's table: setting, two batch sizes, two times, images/s; gain, lowest, highest.
+SETTING = (
+    r"^(one process.*?|weak scaling|strong scaling) +(\d+) +(\d+) +([\d.]+) +([\d.]+) +([\d,]+)  "
+    r"([\d.]+) \(([\d.]+) to ([\d.]+)\)$"
+)
+
+
 def draw_speed_up(name, title, results):
-    """Draw the images/s of several processes over those of one, as lesson 7 prints them."""
-    rows = find(r"^processes: (\d+), .*, ([\d,]+) images/s$", results)
-    if len(rows) < 2:
+    """Draw the images/s of each setting over those of one process, as lesson 7 prints them."""
+    rows = find(SETTING, results)
+    if not rows:
         return None
-    processes, speeds = [int(n) for n, _ in rows], np.array([number(speed) for _, speed in rows])
-    gains, most = speeds / speeds[0], processes[-1]
-    drawing = Figure()
+    gains, lowest, highest = np.array([row[-3:] for row in rows], dtype=float).T
+    drawing = Figure(figsize=(4.4, 2.6))
     axes = drawing.subplots()
-    axes.plot([1, most], [1, most], "--", color=GREY, label="ideal")
-    axes.plot(processes, gains, "o-", color=BLUE, label="measured")
-    for n, gain in zip(processes, gains):
-        axes.annotate(
-            f"{gain:.2f}", (n, gain), (0, -8), textcoords="offset points", ha="center", va="top"
-        )
-    axes.margins(0.15, 0.2)
-    axes.set(xlabel="processes", ylabel="speed-up", xticks=processes, ylim=0)
-    axes.legend(loc="upper left")
+    spread = (gains - lowest, highest - gains)
+    bars = axes.barh([row[0] for row in rows], gains, xerr=spread, color=BLUE, ecolor=GREY)
+    axes.bar_label(bars, [row[-3] for row in rows], padding=3)
+    axes.set(xlabel="times the images/s of one process", xlim=0)
+    axes.margins(x=0.15)
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
     caption = (
-        f"{most} processes do {gains[-1]:.2f} times the images/s of one; the dashed line is where "
-        "they would be if sharing the work cost nothing."
+        "Weak scaling: the batch per process stays; strong scaling: the global batch stays. A bar is "
+        "the median of several rounds, its line the lowest and the highest."
     )
-    head = ("processes", "images/s", "speed-up")
-    table = [(n, speed, f"{gain:.2f}") for (n, speed), gain in zip(rows, gains)]
-    return figure(name, title, caption, results, drawing, head, table)
+    head = ("setting", "per rank", "global", "ms/step", "s/epoch", "images/s", "gain", "low", "high")
+    return figure(name, title, caption, results, drawing, head, rows)
 
 
 def draw_bandwidth(name, title, results):
@@ -244,7 +247,8 @@ def draw_throughput(name, title, results):
 
 def draw_memory(name, title, results):
     """Draw the memory that lesson 11 prints, streamed beside from memory."""
-    row = r"^(streamed|from memory): .*at most ([\d,]+) MB in memory(?:, a worker ([\d,]+) MB)?$"
+    worker = r"(?:, ([\d,]+) MB more in its workers)?"
+    row = rf"^(streamed|from memory): at most ([\d,]+) MB in rank 0{worker}$"
     rows = find(row, results)
     if not rows:
         return None
@@ -253,7 +257,7 @@ def draw_memory(name, title, results):
     for source, rank, worker in rows:
         bars = {f"rank 0,\n{source}": number(rank)}
         if worker:  # only where the images are streamed
-            bars["its worker,\nstreamed"] = number(worker)
+            bars["its workers,\nstreamed"] = number(worker)
         drawn = axes.barh(list(bars), list(bars.values()), color=SOURCES[source])
         axes.bar_label(drawn, fmt="{:,.0f} MB", padding=3)
     axes.set(xlabel="most memory held, MB")
@@ -261,10 +265,10 @@ def draw_memory(name, title, results):
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     caption = (
-        "The most memory that rank 0 and its reading worker held: streaming needs room for some "
-        "chunks, training from memory for all images."
+        "The most memory that rank 0 held, and what its reading workers held besides, without the "
+        "libraries. Workers take the same for a file of any size; images in memory grow with it."
     )
-    head = ("data", "rank 0, MB", "largest worker, MB")
+    head = ("data", "rank 0, MB", "workers, MB")
     return figure(name, title, caption, results, drawing, head, rows)
 
 

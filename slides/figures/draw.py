@@ -101,15 +101,15 @@ def record_curve(name, file, *groups, launcher=None):
 
 
 def record_speed():
-    """Run lesson 7 three times for each number of processes; record the images/s that it prints."""
-    rows = []
+    """Run lesson 7 with 2 and with 4 processes; record how many times one process each setting is."""
+    row = r"^(one process.*?|\w+ scaling) +\d.*  ([\d.]+) \(([\d.]+) to ([\d.]+)\)$"
+    runs = {}
     with tempfile.TemporaryDirectory() as folder:
-        for processes in (1, 2, 4) * 3:
-            command = ("python", "day1/7_mnist_ddp_pt_timing.py", str(processes))
-            output = run(*command, cwd=folder)
-            speeds = re.findall(r"^processes: (\d+), .* ([\d,]+) images/s$", output, re.M)
-            rows.append([[int(n), int(speed.replace(",", ""))] for n, speed in speeds])
-    write("lesson7", "python day1/7_mnist_ddp_pt_timing.py N, with N = 1, 2, 4, 3 times", runs=rows)
+        for processes in (2, 4):
+            output = run("python", "day1/7_mnist_ddp_pt_timing.py", str(processes), cwd=folder)
+            found = re.findall(row, output, re.M)
+            runs[processes] = {name: [float(x) for x in gains] for name, *gains in found}
+    write("lesson7", "python day1/7_mnist_ddp_pt_timing.py N, with N = 2, 4", runs=runs)
 
 
 def record_sampler():
@@ -228,10 +228,9 @@ def take_layouts():
 
 
 def take_memory():
-    """Return what LAYOUT.md says of memory: {size of the file: MB of file, rank 0, worker}."""
-    rows = table((ROOT / "day2" / "LAYOUT.md").read_text(), "| file | steps |")
-    rows = [(file, rank, worker) for file, _, rank, worker in rows if "one epoch" in file]
-    return {row[0].split(",")[0]: [int(number(cell)) for cell in row] for row in rows}
+    """Return what LAYOUT.md says of memory: {file: MB streamed in rank 0 and worker, or whole}."""
+    rows = table((ROOT / "day2" / "LAYOUT.md").read_text(), "| file | streamed: rank 0 |")
+    return {file: [int(number(cell)) for cell in row] for file, *row in rows}
 
 
 def take_ways():
@@ -1352,7 +1351,7 @@ def course_map():
         say(axes, 0.1, top, title, 19, "#003f6b", "left", weight="bold")
         for i, text in enumerate(words):
             x, y = 0.1 + i % 5 * 1.775, top - 1.02 - i // 5 * 1.04
-            same = number in (2, 4, 6, 10, 11)
+            same = number in (2, 4, 6)
             color, edge = (DONE, RANKS[2]) if same else (PALE, PALE)
             box(axes, x, y, 1.7, 0.78, color=color, ec=edge, lw=2.5)
             say(axes, x + 0.27, y + 0.37, str(number), 19, "#003f6b", weight="bold")
@@ -1365,9 +1364,7 @@ def course_map():
     axes.plot([middle[4][0], middle[6][0]], [between] * 2, **style)
     for one in (2, 4, 6):
         axes.plot([middle[one][0]] * 2, [middle[one][1], between], **style)
-    axes.plot(*zip(middle[6], middle[10]), **style)
-    axes.plot(*zip(middle[10], middle[11]), **style)
-    words = "2 = 4 = 6 = 10 = 11: the same losses,\ngiven the same global batch"
+    words = "2 = 4 = 6: the same losses, if the global\nbatch is the same (10 gives lesson 8's)"
     say(axes, 2.95, 4.25, words, SIZE, RANKS[2], "left", weight="bold")
     return axes
 
@@ -1471,25 +1468,29 @@ def loss_10():
 
 
 def speedup_7():
-    """What lesson 7 measured: images/s of N processes against one with the same threads."""
+    """What lesson 7 measured: images/s against one process; medians, and the spread of the rounds."""
     data, where = read("lesson7")
     axes = plot()
-    ratios = {}
-    for run in data["runs"]:
-        ratios.setdefault(run[-1][0], []).append(run[-1][1] / run[0][1])
-    places, medians = range(len(ratios)), [statistics.median(x) for x in ratios.values()]
-    bars = axes.bar(places, medians, width=0.5, color=COMPUTE, label="median")
-    axes.bar_label(bars, [f"{x:.2f}" for x in medians], label_type="center", size=22)
-    for place, (ranks, each) in enumerate(ratios.items()):
-        # One entry each in the legend.
-        dots, ideal = (None, None) if place else ("each run", "ideal")
-        axes.plot([place] * len(each), each, "o", color=RANKS[0], ms=9, label=dots)
-        line = [place - 0.36, place + 0.36]
-        axes.plot(line, [ranks] * 2, color=RANKS[1], lw=4, label=ideal)
-    axes.set_xticks(places, [f"{n} process{'es' * (n > 1)}" for n in ratios])
+    highest = 0
+    for shift, name, color in ((-0.2, "weak", COMPUTE), (0.2, "strong", YELLOW)):
+        gains = [run[f"{name} scaling"] for run in data["runs"].values()]
+        places = [place + shift for place in range(len(gains))]
+        medians = [gain for gain, _, _ in gains]
+        spread = [[m - low for m, low, _ in gains], [high - m for m, _, high in gains]]
+        error = {"ecolor": INK, "lw": 2.5, "capsize": 6}
+        bars = axes.bar(places, medians, 0.38, color=color, yerr=spread, error_kw=error)
+        bars.set_label(f"{name} scaling")
+        labels = [f"{m:.2f}" for m in medians]
+        for place, label in zip(places, labels):
+            say(axes, place, 0.12, label, 22)
+        highest = max(highest, *(high for *_, high in gains))
+    (cores, *_) = data["runs"]["2"]["one process, all cores"]
+    label = "one process, all cores"
+    axes.axhline(cores, color=RANKS[1], lw=4, ls="--", label=label)
+    axes.axhline(1, color=GREY, lw=2)
+    axes.set_xticks(range(len(data["runs"])), [f"{n} processes" for n in data["runs"]])
     axes.set_ylabel("times one process", size=SIZE)
-    axes.set_ylim(0, 4.6)
-    axes.set_yticks(range(5))
+    axes.set_ylim(0, 1.7 * max(highest, cores))
     axes.legend(fontsize=SIZE, frameon=False, loc="upper left")
     source(axes, f"Lesson 7, {where}")
     return axes
@@ -1611,15 +1612,15 @@ def memory_file():
     data = take_memory()
     axes = plot(4.7)
     axes.set_position((0.14, 0.13, 0.83, 0.82))
-    names = ["the file", "rank 0", "its worker"]
+    names = ["streamed:\nrank 0", "and its\nworker", "from memory:\nrank 0"]
     for i, ((file, sizes), color) in enumerate(zip(data.items(), (COMPUTE, RANKS[0]))):
         places = [place + (i - 0.5) * 0.38 for place in range(3)]
         bars = axes.bar(places, sizes, width=0.36, color=color, label=file)
         axes.bar_label(bars, [f"{x:,}" for x in sizes], size=SIZE, padding=3)
     axes.set_xticks(range(3), names)
     axes.set_ylabel("MB", size=SIZE)
-    axes.set_ylim(0, 1320)
-    axes.set_yticks([0, 400, 800])
+    axes.set_ylim(0, 1650)
+    axes.set_yticks([0, 400, 800, 1200])
     axes.legend(fontsize=SIZE, frameon=False, loc="upper right", ncols=2)
     return axes
 
@@ -1746,11 +1747,17 @@ def gather_scatter():
                 for x, whole in ((left + 0.02, not gather), (left + 2.12, gather)):
                     there = whole or part == rank
                     mean = not gather and x > left + 1
-                    face = "white" if not there else RANKS[part] if gather or mean else color
+                    face = "white" if not there else RANKS[part] if gather else color
                     edge = LINE if not there else face
                     label = "ABCD"[part] if there else ""
                     ink = "white" if there else INK
-                    box(axes, x + part * 0.385, y, 0.35, 0.55, label, face, ink, SMALL, ec=edge)
+                    at = x + part * 0.385
+                    if there and mean:  # of all ranks, so it has the colors of all
+                        face = edge = "none"
+                        for i, stripe in enumerate(RANKS):
+                            corner = at + i * 0.0875, y
+                            axes.add_patch(Rectangle(corner, 0.0875, 0.55, fc=stripe, lw=0))
+                    box(axes, at, y, 0.35, 0.55, label, face, ink, SMALL, ec=edge)
             arrow(axes, (left + 1.62, y + 0.27), (left + 2.05, y + 0.27), lw=2)
             say(axes, left + 0.02, y + 0.72, f"rank {rank}", SMALL, color, "left", weight="bold")
     axes.plot([3.9, 3.9], [0.1, 5.1], color=LINE, lw=1.5)

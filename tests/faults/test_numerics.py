@@ -38,7 +38,7 @@ def test_images_that_are_no_batch_for_every_rank_are_left_out(tmp_path):
     job = local("2", "12", *few, cwd=tmp_path)
     job.check(
         "one image is left for two ranks",
-        "^=> starts: 1, images once an epoch: 64 of 65, .*",
+        r"^=> starts: 1, images once an epoch: 64 of 65 \(limit 64\), .*",
         "Nothing: it is left out, in each epoch another one.",
         status=0,
     )

@@ -48,7 +48,9 @@ DAY1 = [
 ]
 # An allocation of whole nodes with 4 GPUs, in which srun has started 4 tasks on each.
 JOB = FOUR | {"SLURM_GPUS_ON_NODE": "4"}
-STEP = JOB | {"SLURM_STEP_NUM_TASKS": "{world_size}"}
+# GPUS_ON_NODE is set by the launcher, for tasks of srun only.
+STEP = JOB | {"SLURM_STEP_NUM_TASKS": "{world_size}", "GPUS_ON_NODE": "4"}
+SHELL = JOB | {"SLURM_STEP_NUM_TASKS": "4"}
 ONE_EACH = {"CUDA_VISIBLE_DEVICES": "{rank}"}
 DAY2 = [
     ("`srun`, each task sees all GPUs", 4, STEP),
@@ -58,6 +60,11 @@ DAY2 = [
         "the same on a site that does not set SLURM_GPUS_ON_NODE",
         4,
         FOUR | {"SLURM_STEP_NUM_TASKS": "{world_size}"} | ONE_EACH,
+    ),
+    (
+        "`srun`, each task sees the parts of divided GPUs (MIG)",
+        4,
+        STEP | {"STANDIN_MIG": "1", "CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b,MIG-c,MIG-d"},
     ),
     ("`srun`, one task, in it `torchrun`", 4, JOB | {"SLURM_STEP_NUM_TASKS": "1"}),
     (
@@ -73,6 +80,12 @@ DAY2 = [
         4,
         JOB | {"SLURM_STEP_NUM_TASKS": "1", "CUDA_VISIBLE_DEVICES": "0"},
     ),
+    (
+        "`--local 1x4` in a shell of four tasks, with a mask",
+        4,
+        SHELL | {"CUDA_VISIBLE_DEVICES": "0"},
+    ),
+    ("the same with two GPUs", 4, SHELL | {"CUDA_VISIBLE_DEVICES": "0,1"}),
     ("`--local 1x4`, no Slurm, 1 GPU", 4, ONE),
 ]
 

@@ -2,9 +2,10 @@
 
 Lesson:  0
 Kind:    find the fault
-Symptom: The program hangs. It would for half an hour; here the group has a timeout of 2
-         s. Then every rank ends with an error. Its lines begin with [rank0]: and so on.
-         Which rank timed out, and which ones only say what that did to them?
+Symptom: The program hangs. With gloo it would for half an hour, with NCCL for ten
+         minutes; here the group has a timeout of 2 s. Then every rank ends with an
+         error. Its lines begin with [rank0]: and so on. Which rank timed out, and
+         which ones only say what that did to them?
 Run:     python day1/exercises/solutions/0.2_waits_for_ever.py
 Check:   python scripts/check.py 0.2 --solution
 """

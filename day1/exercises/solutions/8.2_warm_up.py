@@ -24,7 +24,7 @@ LR = 0.01  # for one process
 
 def factor(step, warm_up, world_size):
     """Return the factor for the learning rate of one process in this step."""
-    # New weights cannot bear a large rate yet.
+    # New weights cannot take a large rate yet.
     return 1 + (world_size - 1) * min(1, step / warm_up)
 
 

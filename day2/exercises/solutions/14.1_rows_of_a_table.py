@@ -25,13 +25,13 @@ def average_rows(rows, values):
     too: then its values are added up.
     """
     world_size = dist.get_world_size()
-    all_rows = rows.new_empty(world_size * len(rows))
-    all_values = values.new_empty(world_size * len(values), values.shape[1])
+    all_rows = [torch.empty_like(rows) for _ in range(world_size)]
+    all_values = [torch.empty_like(values) for _ in range(world_size)]
     # What is sent grows with the batch and the ranks, not with the table.
-    dist.all_gather_into_tensor(all_rows, rows)
-    dist.all_gather_into_tensor(all_values, values)
+    dist.all_gather(all_rows, rows)
+    dist.all_gather(all_values, values)
     # A row that only some ranks have used is divided by all of them too.
-    return all_rows, all_values / world_size
+    return torch.cat(all_rows), torch.cat(all_values) / world_size
 
 
 def main():

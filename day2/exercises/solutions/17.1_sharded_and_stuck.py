@@ -2,8 +2,8 @@
 
 Lesson:  17
 Kind:    find the fault
-Symptom: Not sharded, this model learns. Sharded, its loss stays what it was, and no
-         rank saves memory: Adam's states are as large as before.
+Symptom: Not sharded, this model learns. Sharded, its loss stays what it was in all 50
+         steps, and there is no error.
 Run:     python day2/exercises/solutions/17.1_sharded_and_stuck.py
 Check:   python scripts/check.py 17.1 --solution
 """
