@@ -1611,7 +1611,7 @@ def memory_file():
     """What streaming holds in memory, for a file and for one that is 20 times as large."""
     data = take_memory()
     axes = plot(4.7)
-    axes.set_position((0.14, 0.13, 0.83, 0.82))
+    axes.set_position((0.14, 0.2, 0.83, 0.75))
     names = ["streamed:\nrank 0", "and its\nworker", "from memory:\nrank 0"]
     for i, ((file, sizes), color) in enumerate(zip(data.items(), (COMPUTE, RANKS[0]))):
         places = [place + (i - 0.5) * 0.38 for place in range(3)]
@@ -1621,7 +1621,7 @@ def memory_file():
     axes.set_ylabel("MB", size=SIZE)
     axes.set_ylim(0, 1650)
     axes.set_yticks([0, 400, 800, 1200])
-    axes.legend(fontsize=SIZE, frameon=False, loc="upper right", ncols=2)
+    axes.legend(fontsize=SIZE, frameon=False, loc="upper left", ncols=2)
     return axes
 
 
