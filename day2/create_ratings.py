@@ -29,23 +29,27 @@ def write(folder, parts, args):
     parts: yields arrays of ratings. Only one part is in memory at a time, or one file.
     """
     random = np.random.default_rng(args.seed % 2**32)
-    sizes = {"files": args.files, "ratings": 0, "users": 0, "movies": 0}
+    sizes = {"files": args.files, "ratings": 0}
+    known = {"userId": {}, "movieId": {}}  # the number that each id has got
     # First shuffle each part and deal it out to the files, like cards.
-    for part in parts:
+    for part in renumber(parts, known):
         order = random.permutation(len(part))
         for number in range(args.files):
             with (folder / f"{number:04d}").open("ab") as file:
                 file.write(part[order[number :: args.files]].tobytes())
         sizes["ratings"] += len(part)
-        # One more than the largest number: lesson 14 has a row for each of them.
-        sizes["users"] = max(sizes["users"], int(part["userId"].max()) + 1)
-        sizes["movies"] = max(sizes["movies"], int(part["movieId"].max()) + 1)
     # Then shuffle within each file. Now any part of a file is a fair sample of all.
     for number in range(args.files):
         dealt = folder / f"{number:04d}"
         ratings = np.fromfile(dealt, COLUMNS)
         np.save(dealt, random.permutation(ratings))  # to 0000.npy and so on
         dealt.unlink()
+    # Lesson 14 has a row for each number. They begin at 1, so row 0 stays unused.
+    sizes["users"] = len(known["userId"]) + 1
+    sizes["movies"] = len(known["movieId"]) + 1
+    for name, numbers in known.items():
+        ids = [f"{id}\n" for id in numbers]  # the id in line 7 has the number 7
+        (folder / f"{name}.txt").write_text("".join(ids))
     (folder / "sizes.json").write_text(json.dumps(sizes))
     return sizes
 
@@ -67,7 +71,7 @@ def main(args):
 # ---- The same in every lesson that has it; explained on the page of the first one
 
 USERS, MOVIES, RATINGS = 610, 9_724, 100_836  # as in MovieLens ml-latest-small
-MOST = 9_999_999  # the largest number of a user or a movie
+CSV = np.dtype([("userId", "<i8"), ("movieId", "<i8"), *COLUMNS.descr[2:]])
 
 
 def prove(claim, holds):
@@ -91,8 +95,8 @@ def safe_folder(folder):
         # and replace fails.
         for old in folder.glob("[0-9]*.npy"):
             old.unlink()
-        for old in folder.glob("sizes.json"):
-            old.unlink()
+        for name in ("sizes.json", "userId.txt", "movieId.txt"):
+            (folder / name).unlink(missing_ok=True)
         temporary.replace(folder)
     except OSError as error:
         sys.exit(f"{folder} could not be written: {error}")
@@ -138,6 +142,20 @@ def generate(copies, seed, factors=4):
         yield part  # the timestamps are from 1996 to 2018
 
 
+def renumber(parts, known):
+    """Yield the parts with the users and movies numbered 1, 2, 3, ... Fill in known.
+
+    The ids of a CSV file may be large and far apart, but a model has a row for each
+    number up to the largest.
+    """
+    for part in parts:
+        for name, numbers in known.items():
+            ids, places = np.unique(part[name], return_inverse=True)
+            found = [numbers.setdefault(id, len(numbers) + 1) for id in ids.tolist()]
+            part[name] = np.array(found)[places]
+        yield part.astype(COLUMNS)
+
+
 def read_csv(path):
     """Yield the ratings of a file like MovieLens' ratings.csv, up to a million at once.
 
@@ -156,22 +174,13 @@ def read_csv(path):
             if not lines:
                 raise ValueError("it holds no ratings")
             while lines:
-                part = np.loadtxt(lines, COLUMNS, delimiter=",", ndmin=1)
-                check_ratings(part)
+                part = np.loadtxt(lines, CSV, delimiter=",", ndmin=1)
+                if not np.isfinite(part["rating"]).all():
+                    raise ValueError("every rating must be a finite number")
                 yield part
                 lines = list(islice(rows, 1_000_000))
     except ValueError as error:
         sys.exit(f"{path} is not like MovieLens' ratings.csv: {error}")
-
-
-def check_ratings(part):
-    """Raise ValueError with a sentence if some ratings cannot be used."""
-    for name in ("userId", "movieId"):
-        if part[name].min() < 0 or part[name].max() > MOST:
-            reason = "because lesson 14 has a row for each number"
-            raise ValueError(f"every {name} must be from 0 to {MOST:,}, {reason}")
-    if not np.isfinite(part["rating"]).all():
-        raise ValueError("every rating must be a finite number")
 
 
 def positive_int(text):
