@@ -12,7 +12,7 @@ def look(exercise, rank, world_size):
 
     def noting(function):
         def call(tensor, *arguments, group=None, **options):
-            place = "within" if group is within else "between" if group is between else "all"
+            place = "within" if group is within else "all" if group is None else "between"
             groups.append(place)
             return function(tensor, *arguments, group=group, **options)
 
