@@ -307,7 +307,7 @@ def report_parts(alone, together, args):
             if ranks > 1:
                 hidden = computing + sending - predicted
                 parts += f" + {sending:.1f} sending - {hidden:.1f} hidden"
-            line = f"{parts} = {predicted:.1f} ms, measured {step.measured:.1f}"
+            line = f"{parts} = {predicted:.1f} ms, took {step.measured:.1f}"
             print(f"{name} x {step.batch_size}: {line}")
     if args.link:
         speed = f"{args.link:g} Gbit/s and {args.latency_us:g} us between nodes"
