@@ -80,14 +80,13 @@ def main(device, args):
     share = max(1, args.batch_size // world_size)
     batch_size = share * world_size  # so that the ranks can share it
     threads = torch.get_num_threads()
-    settings = {  # ranks, images of each in a step, threads of each
-        "one process": (1, batch_size, threads),
-        "weak scaling": (world_size, batch_size, threads),
-        "strong scaling": (world_size, share, threads),
-    }
+    # Of each setting: ranks, images of each in a step, threads of each.
+    settings = {"one process": (1, batch_size, threads)}
     if device.type == "cpu":  # what you would run otherwise
         all_threads = min(threads * world_size, os.cpu_count())
         settings["one process, all cores"] = (1, batch_size, all_threads)
+    settings["weak scaling"] = (world_size, batch_size, threads)
+    settings["strong scaling"] = (world_size, share, threads)
     results = {name: [] for name in settings}
     no_limit = dist.new_group(timeout=timedelta(days=1))
     for _ in range(args.rounds):  # a machine is not equally fast all the time

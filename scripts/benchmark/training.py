@@ -102,7 +102,7 @@ APART = "256 images a process, independent"
 def scaling(folder, tiny):
     """Lesson 7: all processes against one, which has one process's share of the cores.
 
-    Weak: each process does as many steps as one alone, of the same size. Strong: they share each.
+    Weak scaling: the batch per process stays. Strong scaling: the global batch stays.
     """
     steps = 2 if tiny else 60
     options = ("--rounds", 1, "--max-steps", steps)

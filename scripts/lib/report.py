@@ -26,8 +26,7 @@ from lib.report_figures import card, draw
 HEADLINES = [
     ("2", r"^=> ([\d.]+%) of ", "of the test images right, after two epochs of one process"),
     ("6", r"^=> losses within (\S+) of ", "is how far 10 losses of DDP are from one process's"),
-    ("7", r"^=> .* weak ([\d.]+) ", "times the images/s of one process, with several, each with "
-     "its own batch (weak scaling)"),
+    ("7", r"^=> .* weak ([\d.]+) ", "times the images/s of one process, in weak scaling"),
 ]
 # On CPUs lesson 7 also tells what one process does with the cores of all.
 ALL_CORES = r"^one process, all cores .* ([\d.]+) \("

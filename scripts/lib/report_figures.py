@@ -136,10 +136,10 @@ def draw_speed_up(name, title, results):
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     caption = (
-        "Weak scaling: the batch per process stays; strong scaling: the global batch stays. A bar is "
-        "the median of several rounds, its line the lowest and the highest."
+        "Weak scaling: the batch per process stays; strong scaling: the global batch stays. A bar "
+        "is the median of several rounds, its line the lowest and the highest."
     )
-    head = ("setting", "per rank", "global", "ms/step", "s/epoch", "images/s", "gain", "low", "high")
+    head = ("setting", "batch", "global", "ms/step", "s/epoch", "images/s", "gain", "low", "high")
     return figure(name, title, caption, results, drawing, head, rows)
 
 

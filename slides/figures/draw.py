@@ -101,7 +101,7 @@ def record_curve(name, file, *groups, launcher=None):
 
 
 def record_speed():
-    """Run lesson 7 with 2 and with 4 processes; record how many times one process each setting is."""
+    """Run lesson 7 with 2 and with 4 processes; record what each setting gains, and its spread."""
     row = r"^(one process.*?|\w+ scaling) +\d.*  ([\d.]+) \(([\d.]+) to ([\d.]+)\)$"
     runs = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -1468,7 +1468,7 @@ def loss_10():
 
 
 def speedup_7():
-    """What lesson 7 measured: images/s against one process; medians, and the spread of the rounds."""
+    """What lesson 7 measured: images/s against one process, medians and spreads."""
     data, where = read("lesson7")
     axes = plot()
     highest = 0
