@@ -47,7 +47,7 @@ def make_groups():
     firsts = gather(dist.get_rank() - int(os.environ["LOCAL_RANK"]))
     leaders = sorted(set(firsts))
     nodes = [[r for r in range(len(firsts)) if firsts[r] == first] for first in leaders]
-    # A group has its own timeout. If none is given, it is half an hour.
+    # A group has its own timeout. If none is given: gloo 30 minutes, NCCL 10.
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
     within, _ = dist.new_subgroups_by_enumeration(nodes, timeout=timeout)
     between = dist.new_group(leaders, timeout=timeout)

@@ -8,6 +8,7 @@ For tests/ranks.py, whose processes are forks of one that has torch already.
 import importlib.util
 import runpy
 import sys
+import warnings
 from pathlib import Path
 
 import torch
@@ -22,5 +23,7 @@ if __name__ == "__main__":
     spec.loader.exec_module(standin)
     standin.stand_in(torch)
     standin.stand_in_distributed(torch.distributed)
+    for category in (FutureWarning, UserWarning):  # on every rank, and in a loader's workers
+        warnings.simplefilter("error", category)
     sys.argv[:] = sys.argv[1:]
     runpy.run_path(sys.argv[0], run_name="__main__")
