@@ -139,19 +139,13 @@ def main(device, args):
     lr = args.lr * world_size  # the linear scaling rule
     model, losses = train(train_set, world_size, lr, device, args)
     once = count_visits(train_set, device)  # every rank must call this
-    limit = train_set.steps * args.batch_size * world_size
-    visits = f"{once:,} of {train_set.images:,} images once an epoch"
-    claim = f"{visits} (limit {limit:,})"
-    holds = once == limit
+    gap = None
     if not args.stream_only:
         gap = gap_to_memory(losses, train_set, lr, device, args)
-        claim += f", losses within {gap:.0e} of those from memory"
-        claim += f" (limit {ROUNDING:.0e})"
-        holds = holds and gap <= ROUNDING
     if rank == 0:
         write_scalars(losses, args.batch_size * world_size)
         print(f"test accuracy: {evaluate(model, load_test_set(args), device):.2%}")
-        return prove(claim, holds)
+        return prove(*check_stream(train_set, once, gap))
 
 
 # ---- The same in every lesson that has it; explained on the page of the first one
@@ -202,6 +196,16 @@ def count_visits(stream, device):
     visits = order_of(stream).bincount(minlength=stream.images).to(device)
     dist.all_reduce(visits)
     return (visits == 1).sum().item()
+
+
+def check_stream(stream, once, gap):
+    """Return the claim of the proof line, and whether it holds."""
+    limit = stream.steps * stream.args.batch_size * dist.get_world_size()
+    claim = f"{once:,} of {stream.images:,} images once an epoch (limit {limit:,})"
+    if gap is None:  # with --stream-only
+        return claim, once == limit
+    claim += f", losses within {gap:.0e} of those from memory (limit {ROUNDING:.0e})"
+    return claim, once == limit and gap <= ROUNDING
 
 
 def gap_to_memory(losses, stream, lr, device, args):

@@ -3,7 +3,7 @@
 Builds on: create_mnist_h5.py
 New here:  shard, shuffling more than memory holds
 Run:       python day2/create_ratings.py [--copies 200]
-Look for:  => ... ratings in ... files, of users 1 to ... and movies 1 to ...
+Look for:  => ... ratings in ... files, of users 1 to ... and ..., read as written: ok
 Try next:  real ratings: python scripts/get_movielens.py, then --csv FILE as it says
 """
 
@@ -24,12 +24,13 @@ COLUMNS = np.dtype(
 
 
 def write(folder, parts, args):
-    """Shuffle all ratings into files. Return how many ratings, users and movies.
+    """Shuffle all ratings into files. Return how many there are, and their sums.
 
     parts: yields arrays of ratings. Only one part is in memory at a time, or one file.
     """
     random = np.random.default_rng(args.seed % 2**32)
     sizes = {"files": args.files, "ratings": 0}
+    sums = 0
     known = {"userId": {}, "movieId": {}}  # the number that each id has got
     # First shuffle each part and deal it out to the files, like cards.
     for part in renumber(parts, known):
@@ -38,6 +39,7 @@ def write(folder, parts, args):
             with (folder / f"{number:04d}").open("ab") as file:
                 file.write(part[order[number :: args.files]].tobytes())
         sizes["ratings"] += len(part)
+        sums += sums_of(part)
     # Then shuffle within each file. Now any part of a file is a fair sample of all.
     for number in range(args.files):
         dealt = folder / f"{number:04d}"
@@ -51,21 +53,25 @@ def write(folder, parts, args):
         ids = [f"{id}\n" for id in numbers]  # the id in line 7 has the number 7
         (folder / f"{name}.txt").write_text("".join(ids))
     (folder / "sizes.json").write_text(json.dumps(sizes))
-    return sizes
+    return sizes, sums
 
 
 def main(args):
-    """Generate or read, write, report."""
+    """Generate or read, write, read again, report."""
     if args.folder.exists() and not args.force:
         sys.exit(f"{args.folder} is there already. To write it again: --force")
     parts = read_csv(args.csv) if args.csv else generate(args.copies, args.seed)
     with safe_folder(args.folder) as folder:
-        sizes = write(folder, parts, args)
+        sizes, written = write(folder, parts, args)
     megabytes = sum(file.stat().st_size for file in args.folder.iterdir()) / 1e6
     print(f"{args.folder}: {megabytes:,.1f} MB")
     users, movies = sizes["users"] - 1, sizes["movies"] - 1
     numbers = f"users 1 to {users:,} and movies 1 to {movies:,}"
-    print(f"=> {sizes['ratings']:,} ratings in {args.files} files, of {numbers}")
+    held = sum(sums_of(np.load(file)) for file in args.folder.glob("*.npy"))
+    same = (held == written).all()
+    read = f"read {'as' if same else 'NOT as'} written"
+    claim = f"{sizes['ratings']:,} ratings in {args.files} files, of {numbers}, {read}"
+    return prove(claim, same)
 
 
 # ---- The same in every lesson that has it; explained on the page of the first one
@@ -79,6 +85,15 @@ def prove(claim, holds):
     verdict = "ok" if holds else "WRONG"
     print(f"=> {claim}: {verdict}")
     return 0 if holds else 1
+
+
+def sums_of(ratings):
+    """Return their number and the sum of each column, in any order the same: [5].
+
+    The columns are added up as whole numbers, by their bits, so nothing is rounded.
+    """
+    columns = ratings.view("<u4").reshape(-1, len(COLUMNS))
+    return np.array([len(ratings), *columns.sum(axis=0, dtype="i8")])
 
 
 @contextmanager
@@ -206,4 +221,4 @@ def parse_args():
 
 if __name__ == "__main__":
     args = parse_args()
-    main(args)
+    sys.exit(main(args))

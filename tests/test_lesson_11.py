@@ -132,7 +132,7 @@ def test_a_file_that_holds_something_else_is_named(tmp_path):
     line = ('file["images"][begin:end] = images', 'file["images"][begin:end] = 255 - images')
     few = ("--file", tmp_path / "mnist.h5")
     output = run_mutant("create_mnist_h5", [line], 1, *few, cwd=tmp_path)
-    assert_disproved(output, ": NOT what was written$")
+    assert_disproved(output, ", read NOT as written: WRONG$")
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])

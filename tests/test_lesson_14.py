@@ -398,7 +398,8 @@ def test_a_csv_becomes_files_of_even_size_in_random_order(creator, tmp_path):
     arguments = ("--csv", csv, "--folder", folder, "--files", 7)
     status, output = run_lesson("create_ratings", *arguments, cwd=tmp_path)
     assert status == 0, output
-    assert proof_of(output) == "=> 1,000 ratings in 7 files, of users 1 to 10 and movies 1 to 100"
+    proof = "=> 1,000 ratings in 7 files, of users 1 to 10 and movies 1 to 100, read as written: ok"
+    assert proof_of(output) == proof
     files = [np.load(file) for file in sorted(folder.glob("*.npy"))]
     assert sorted({len(file) for file in files}) == [142, 143]
     rows = np.concatenate(files)
@@ -446,6 +447,20 @@ def test_an_id_has_the_same_number_in_every_part(creator):
     rows = [part["userId"].tolist() for part in creator.renumber(parts, known)]
     assert rows == [[1, 2], [3, 1, 2, 1], [4, 3]]
     assert known["movieId"] == {30: 1, 9000: 2, 70: 3, 10: 4}
+
+
+@pytest.mark.mutation
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("random.permutation(ratings)", "random.choice(ratings, len(ratings))"),
+        ("order[number :: args.files]]", "order[number + 1 :: args.files]]"),
+    ],
+)
+def test_create_ratings_sees_that_something_else_is_written(line, wrong, tmp_path):
+    few = ("--folder", tmp_path / "x", "--copies", 1, "--files", 3)
+    output = run_mutant("create_ratings", [(line, wrong)], 1, *few, cwd=tmp_path)
+    assert_disproved(output, ", read NOT as written: WRONG$")
 
 
 @pytest.mark.mutation
