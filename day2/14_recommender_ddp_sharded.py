@@ -3,7 +3,7 @@
 Builds on: 11_mnist_ddp_pt_multinode_streaming.py
 New here:  shard, sparse gradient, communication hook
 Run:       scripts/multinode_setup_and_run.sh day2/14_recommender_ddp_sharded.py
-Look for:  => RMSE ..., ... below biases alone (limit 0.1%), ... read at a time: ok
+Look for:  => RMSE ..., ... below biases alone (limit 0.1%), ... (limit ...): ok
 Try next:  --factors 1 and 32; ratings of --copies 1, with --weight-decay 0.0001
 """
 
