@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 import time
+import warnings
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
@@ -42,6 +43,8 @@ def shard(model, device):
         # keeps those of its own part.
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)  # what is left. Alone, it would gather all at once
+    # It warns that a view must not be changed in place. Ours is one, and is not changed.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
     for part in [*model.layers, model]:
         if hasattr(part, "set_force_sum_reduction_for_comms"):  # torch 2.8 and newer
             # Add up, then divide: not every backend can average.
