@@ -43,7 +43,7 @@ def shard(model, device):
         # keeps those of its own part.
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)  # what is left. Alone, it would gather all at once
-    # It warns that a view must not be changed in place. Ours is one, and is not changed.
+    # It warns that a view must not be changed in place. We do not change the scores.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
     for part in [*model.layers, model]:
         if hasattr(part, "set_force_sum_reduction_for_comms"):  # torch 2.8 and newer
