@@ -1490,7 +1490,10 @@ def speedup_7():
     axes.axhline(1, color=GREY, lw=2)
     axes.set_xticks(range(len(data["runs"])), [f"{n} processes" for n in data["runs"]])
     axes.set_ylabel("times one process", size=SIZE)
-    axes.set_ylim(0, 1.7 * max(highest, cores))
+    top = 1.7 * max(highest, cores)
+    axes.set_ylim(0, top)
+    ticks = matplotlib.ticker.MaxNLocator(4).tick_values(0, top)
+    axes.set_yticks([x for x in ticks if x <= top])
     axes.legend(fontsize=SIZE, frameon=False, loc="upper left")
     source(axes, f"Lesson 7, {where}")
     return axes
