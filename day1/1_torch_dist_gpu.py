@@ -66,7 +66,7 @@ def main(device):
         algorithm = numbers * 4 / seconds / 1e6
         bus = algorithm * 2 * (world_size - 1) / world_size
         if rank == 0:
-            speeds = f"{algorithm:9,.1f} MB/s, bus {bus:9,.1f} MB/s"
+            speeds = f"{algorithm:7,.1f} MB/s (bus {bus:7,.1f})"
             print(f"{size:>5}: {milliseconds(rounds)}, {speeds}")
     if rank == 0:
         sums = [after for _, after, _ in rows]
@@ -101,9 +101,9 @@ def slowest_rank(seconds):
 
 
 def milliseconds(rounds):
-    """Return the median of some times in seconds, and from where to where they go."""
-    median = statistics.median(rounds) * 1e3
-    return f"{median:8.3f} ms ({min(rounds) * 1e3:.3f} to {max(rounds) * 1e3:.3f})"
+    """Return the median of some times in seconds, and the lowest and highest of them."""
+    middle, least, most = statistics.median(rounds), min(rounds), max(rounds)
+    return f"{middle * 1e3:7.3f} ms ({least * 1e3:.2f}-{most * 1e3:.2f})"
 
 
 def gather(value):

@@ -45,6 +45,8 @@ def shard(model, device):
     fully_shard(model, mesh=mesh)  # what is left. Alone, it would gather all at once
     # It warns that a view must not be changed in place. We do not change the scores.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
+    # This one comes from torch's own code for checkpoints, in torch 2.9.
+    warnings.filterwarnings("ignore", "TypedStorage is deprecated", UserWarning)
     for part in [*model.layers, model]:
         if hasattr(part, "set_force_sum_reduction_for_comms"):  # torch 2.8 and newer
             # Add up, then divide: not every backend can average.

@@ -46,6 +46,7 @@ from lib.recordings import outputs_of_pages  # noqa: E402
 
 DECKS = ["slides/day1.md", "slides/day2.md", "slides/beyond.md"]
 LINES, COLUMNS = 16, 84  # what fits on a slide in letters of 24 pixels
+INDENT = "   "  # of what does not fit into the first line of a proof
 
 
 def recorded():
@@ -59,7 +60,12 @@ def short(markdown):
     fence, command, rest = markdown.split("\n", 2)
     command = re.sub(r"(?<=multinode_setup_and_run\.sh )(.*)day2/(\d+)_\w+\.py", r"\1\2", command)
     command = " \\\n    ".join(textwrap.wrap(command, 69, break_on_hyphens=False))
-    return "\n".join([fence, command, rest])
+    lines = []
+    for line in rest.splitlines():
+        proof = line.startswith("=> ") and len(line) > COLUMNS
+        wrapped = textwrap.wrap(line, COLUMNS, subsequent_indent=INDENT, break_on_hyphens=False)
+        lines += wrapped if proof else [line]
+    return "\n".join([fence, command, *lines]) + "\n"
 
 
 def output(markdown, words):
@@ -92,6 +98,10 @@ def highlighted(markdown, words):
         if not found:
             raise StopIteration
         numbers += found
+        for i in range(found[-1], len(lines)):
+            if word != "=" or not lines[i].startswith(INDENT):
+                break
+            numbers.append(i + 1)
     return "\n".join([f"{fence} {{{','.join(map(str, sorted(numbers)))}}}", *lines]) + "\n"
 
 

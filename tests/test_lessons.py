@@ -65,7 +65,7 @@ def test_lesson_1_measures_bandwidth(processes, tmp_path):
     output = succeed("1", processes, cwd=tmp_path, quick=processes < 4)
     assert proves(output)
     assert len(re.findall(r"^rank \d+ of \d+ on \w+", output, re.M)) == processes
-    row = r"([\d,.]+) ms \([\d.]+ to [\d.]+\), +([\d,.]+) MB/s, bus +([\d,.]+) MB/s"
+    row = r"([\d,.]+) ms \([\d.]+-[\d.]+\), +([\d,.]+) MB/s \(bus +([\d,.]+)\)"
     rows = re.findall(row, output)
     assert len(rows) == 3
     for size, row in zip((4e3, 1e6, 64e6), rows, strict=True):

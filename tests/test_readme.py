@@ -84,7 +84,7 @@ QUICK = {
     "df -h .": "Avail",
     "df -h . /tmp": "Avail",
     "df -h /dev/shm": "Avail",
-    "pgrep -u $USER -af python": "python",
+    "pgrep -u $(id -un) -af python": "python",
     "kill <pid>": "",
     "kill -9 <pid>": "",
     "kill -ABRT <pid>": "",
@@ -194,7 +194,7 @@ BY_TEST = {
         "DIST_TIMEOUT=10 scripts/multinode_setup_and_run.sh --local 3 hang.py",
         "TORCH_DISTRIBUTED_DEBUG=DETAIL scripts/multinode_setup_and_run.sh --local 3 hang.py",
         "PYTHONFAULTHANDLER=1 scripts/multinode_setup_and_run.sh --local 3 hang.py",
-        "pgrep -u $USER -af hang.py",
+        "pgrep -u $(id -un) -af hang.py",
         "DIST_TIMEOUT=10",
         "TORCH_DISTRIBUTED_DEBUG=DETAIL",
     ],
@@ -800,9 +800,14 @@ SYMPTOMS = {
     "`... is missing or damaged. Restore it: git checkout data/MNIST`": (
         "faults/test_data.py::test_missing_or_damaged_data_gets_one_sentence"
     ),
+    "`File not found or corrupted.`, or other errors about a data set's files, in some starts and "
+    "not in others": "mistakes",
     "`fatal: not a git repository`": "shell",
     "`There is no lesson 'day7'`": "shell",
     "`error: unrecognized arguments`": "lessons",
+    "`unrecognized arguments: --local-rank=0`, or "
+    "`the following arguments are required: --local_rank`": "mistakes",
+    "`environment variable RANK expected, but not set`": "mistakes",
     "`argument processes: must be a whole number greater than 0, not 0`": "lessons",
     "`-- Process 2 terminated with the following error:`": (
         "faults/test_processes.py::test_a_rank_of_day_1_raises_while_another_waits"
@@ -811,14 +816,28 @@ SYMPTOMS = {
         "faults/test_processes.py::test_a_rank_of_day_1_is_killed"
     ),
     "`Connection closed by peer`": "torch",
+    "All goes well until the last batches of an epoch. Then the job hangs, or says "
+    "`Connection closed by peer`": "mistakes",
     "Nothing for 60 s, then `Timed out waiting 60000ms for recv operation to complete`": "torch",
     "`Ranks 1, 2, 3 failed to pass monitoredBarrier`": (
         "test_readme.py::test_slow_commands_can_be_typed"
     ),
     "`Detected mismatch between collectives on ranks`": "torch",
+    "`Expected to have finished reduction in the prior iteration before starting a new one`": (
+        "mistakes"
+    ),
+    "`Expected to mark a variable ready only once`, and below it "
+    "`has been marked as ready twice`": "mistakes",
+    "`has been modified by an inplace operation`, in a model with BatchNorm that takes two batches "
+    "before one `backward` (torch 2.9 and older)": "mistakes",
+    "`Unexpected key(s) in state_dict: \"module.weight\"`": "mistakes",
+    "FutureWarning: `torch.distributed.all_gather_into_tensor` is deprecated": "mistakes",
     "`CUDA out of memory`": "needs: with GPUs",
     "`nvidia-smi` shows a GPU that is idle most of the time": "needs: with GPUs",
     "`Duplicate GPU detected`": "needs: with GPUs",
+    "NCCL's `unhandled system error`": "needs: with GPUs",
+    "`Cannot re-initialize CUDA in forked subprocess`": "needs: with GPUs",
+    "`destroy_process_group() was not called before program exit`": "needs: with GPUs",
     "`WRONG` at the end of the line with `=>`, or in the last table": "files",
     "`no proof line`": (
         "test_scripts.py::test_run_course_waits_for_nobody_and_names_the_lesson_that_left_something"
@@ -845,6 +864,11 @@ SYMPTOMS = {
     # On several nodes.
     "`salloc: command not found`": "shell",
     "`acc_name: No such file or directory`": "shell",
+    "`Invalid account or account/partition combination specified`": (
+        "needs: with Slurm's accounting"
+    ),
+    "`multinode_setup_and_run.sh: No such file or directory`, or "
+    "`multinode_setup_and_run.sh: command not found`": "shell",
     "`Invalid feature specification`, `Invalid partition name specified`, "
     "`Requested node configuration is not available`": "slurm",
     "`queued and waiting for resources`": "slurm",
@@ -868,6 +892,8 @@ SYMPTOMS = {
         "test_launcher.py::test_two_jobs_at_the_same_time_do_not_meet"
     ),
     "Started by hand, torchrun waits for minutes and says nothing": "torchrun",
+    "`RendezvousTimeoutError`, after ten minutes of silence, or "
+    "`The connection to the C10d store has failed`": "mistakes",
     "Nothing for 60 s, then `The client socket has timed out after 60000ms while trying to "
     "connect to`": "torch",
     "`Gloo connectFullMesh failed`, `Connection refused, remote=[127.0.0.1]` or `[127.0.1.1]`": (
@@ -894,6 +920,7 @@ SYMPTOMS = {
     ),
     "`ended with signal KILL`": ("faults/test_processes.py::test_a_rank_on_a_node_is_killed"),
     "`User defined signal 1`, shortly before the time is over": "slurm",
+    "`SignalException: Process 4711 got signal: 15`": "mistakes",
     "`DUE TO TIME LIMIT`": "slurm",
     "`snapshot.pt is of a job with other arguments. Repeat those, or delete`": (
         "test_lesson_12.py::test_stopped_by_a_signal_it_goes_on_with_another_number_of_ranks"
@@ -999,6 +1026,8 @@ def test_the_shell_says(course, tmp_path):
         "python scripts/update_docs.py --check",
         SALLOC,
         f"{launcher} 9",
+        "./multinode_setup_and_run.sh 9",
+        "multinode_setup_and_run.sh 9",
         f"PATH={old.parent}:$PATH; unset PYTHON; {launcher} --local 2 9",
     ]
     said = ""
@@ -1141,6 +1170,119 @@ def test_the_torchrun_say(tmp_path):
         assert end(job) == ""
         assert running
         connection.close()
+
+
+# Mistakes in one's own script, made on two ranks.
+MISTAKES = """
+import hashlib, http.server, os, threading, time
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+from torchvision.datasets import MNIST
+
+def attempt(function, *arguments, **options):
+    try:
+        return function(*arguments, **options)
+    except Exception as error:
+        print(error, flush=True)
+
+class TwoLayers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, batch):
+        return self.used(batch)
+
+class Checkpointed(nn.Sequential):
+    def forward(self, batch):
+        return checkpoint(super().forward, batch, use_reentrant=True)
+
+def train(steps, model):
+    for _ in range(steps):
+        model(torch.ones(4, 2, requires_grad=True)).sum().backward()
+
+def two_batches(model):
+    (model(torch.ones(4, 2)).sum() + model(torch.ones(4, 2)).sum()).backward()
+
+def is_slow(self):
+    self.send_response(200)
+    self.end_headers()
+    for _ in range(10):
+        self.wfile.write(bytes(1000))
+        time.sleep(0.2)
+
+def download_at_the_same_time():
+    handler = type("", (http.server.BaseHTTPRequestHandler,), {"do_GET": is_slow})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    MNIST.mirrors = [f"http://127.0.0.1:{server.server_port}/"]
+    MNIST.resources = [("images.gz", hashlib.md5(bytes(10_000)).hexdigest())]
+    ranks = [
+        threading.Timer(delay, attempt, (MNIST, "data"), {"download": True}) for delay in (0, 1)
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+
+rank = int(os.environ.pop("RANK"))
+attempt(dist.init_process_group, "gloo")
+os.environ["RANK"] = str(rank)
+dist.init_process_group("gloo")
+attempt(train, 2, DistributedDataParallel(TwoLayers()))
+attempt(train, 1, DistributedDataParallel(Checkpointed(nn.Linear(2, 2)), find_unused_parameters=True))
+attempt(two_batches, DistributedDataParallel(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))))
+model = nn.Linear(2, 2)
+ddp_model = DistributedDataParallel(model)
+attempt(model.load_state_dict, ddp_model.state_dict())
+dist.all_gather_into_tensor(torch.empty(2), torch.ones(1))
+with Join([ddp_model]):
+    train(2 + rank, ddp_model)
+print("joined", flush=True)
+if rank == 0:
+    download_at_the_same_time()
+dist.barrier()
+attempt(train, 2 + rank, ddp_model)
+"""
+
+
+def test_the_mistakes_say(tmp_path):
+    (tmp_path / "ranks.py").write_text(MISTAKES)
+    _, said = run_ranks(2, tmp_path / "ranks.py", cwd=tmp_path)
+    assert said.count("joined\n") == 2, said
+    version = tuple(map(int, torch.__version__.split(".")[:2]))
+    old, new = "has been modified by an inplace operation", "torch.distributed.all_gather_into_tensor"
+    assert (old in said) == (version < (2, 10)) or (2, 9) < version < (2, 13), said
+    assert (new in said) == (version in ((2, 13), (2, 14))) or (2, 9) < version < (2, 13), said
+    (tmp_path / "takes_none.py").write_text("import argparse; argparse.ArgumentParser().parse_args()")
+    (tmp_path / "wants_it.py").write_text(
+        "import argparse; x = argparse.ArgumentParser(); "
+        "x.add_argument('--local_rank', required=True); x.parse_args()"
+    )
+    (tmp_path / "sleeps.py").write_text("import time; print('here', flush=True); time.sleep(60)")
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    meet = ("run", "--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}")
+    commands = [
+        ("launch", "takes_none.py"),
+        ("run", "--standalone", "wants_it.py"),
+        (*meet, "--rdzv-conf=is_host=1,join_timeout=3", "takes_none.py"),
+        (*meet[:-1], "--rdzv-endpoint=127.0.0.1:1", "--rdzv-conf=is_host=0,read_timeout=3", "takes_none.py"),
+        ("run", "--standalone", "sleeps.py"),
+    ]
+    jobs = [
+        start(sys.executable, "-m", f"torch.distributed.{name}", *words, cwd=tmp_path)
+        for name, *words in commands
+    ]
+    while "here\n" not in jobs[-1].stdout.readline():
+        assert jobs[-1].poll() is None
+    jobs[-1].terminate()
+    said += "".join(job.communicate(timeout=60)[0] for job in jobs)
+    assert_said("mistakes", f"{said}{old}{new}")
 
 
 def test_the_tensorboard_say(tmp_path):

@@ -13,7 +13,7 @@ from helpers import LESSONS, ROOT, need_browser, open_in_browser, proof_of, reco
 from markupsafe import escape
 
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#2f86c9", "#d1690e", "#2b9a66", "#9b6fc9", "#858f9b"
-BANDWIDTH = r"([\d.]+) ms \(.*?\), +([\d.,]+) MB/s, bus +([\d.,]+) MB/s"
+BANDWIDTH = r"([\d.]+) ms \(.*?\), +([\d.,]+) MB/s \(bus +([\d.,]+)\)"
 
 # What lessons 2, 6, 8 and 10 leave in runs/: losses, one for each 100 images.
 CURVES = {

@@ -143,7 +143,7 @@ def all_reduce(folder, tiny):
 
     def measure():
         output = run("python", file, "2", cwd=folder)
-        rows = find(r"^ *(\d+ [kM]B): .* bus +([\d.,]+) MB/s$", output)
+        rows = find(r"^ *(\d+ [kM]B): .* \(bus +([\d.,]+)\)$", output)
         return {f"all_reduce: {size}": number(speed) for size, speed in rows}
 
     def copy():

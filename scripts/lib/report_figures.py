@@ -146,8 +146,8 @@ def draw_speed_up(name, title, results):
 def draw_bandwidth(name, title, results):
     """Draw the bus bandwidth of all_reduce over the size, as lessons 1 and 9 print it."""
     row = (
-        r"^(?:(.*), (\d+) ranks, )? *(\d+) (kB|MB): +([\d.]+) ms \(.*\), +([\d.,]+) MB/s, "
-        r"bus +([\d.,]+) MB/s$"
+        r"^(?:(.*), (\d+) ranks, )? *(\d+) (kB|MB): +([\d.]+) ms \(.*\), +([\d.,]+) MB/s "
+        r"\(bus +([\d.,]+)\)$"
     )
     series, sizes, rows = {}, {}, []
     for result in results:

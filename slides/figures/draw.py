@@ -206,7 +206,7 @@ def number(text):
 
 def take_messages():
     """Return what lesson 9 printed: [where, size of the message, bus bandwidth in MB/s]."""
-    row = r"^(within a node|between nodes), .*, +(\d+ .B): .* bus +([\d.,]+) MB/s$"
+    row = r"^(within a node|between nodes), .*, +(\d+ .B): .* \(bus +([\d.,]+)\)$"
     rows = re.findall(row, page_of("9"), re.M)
     return [[where, size, number(speed)] for where, size, speed in rows]
 
