@@ -135,6 +135,17 @@ def test_a_copy_under_another_name_finds_the_launcher(slurm, course, tmp_path):
     assert "sbatch_run.sh is not in the folder scripts of the course: submit it" in job.log()
 
 
+def test_the_course_runs_as_a_batch_job(slurm, course, tmp_path):
+    """Slurm's copy of the script is in another folder. The course's has a space in its name."""
+    script = course / "scripts" / "run_course.sh"
+    shutil.copy(ROOT / "requirements.txt", course)
+    log = tmp_path / "job.out"
+    options = ("--wait", "--nodes", "1", "--output", str(log))
+    done = slurm.run("sbatch", *options, str(script), "--list", cwd=tmp_path)
+    assert done.returncode == 0, log.read_text()
+    assert "day1/0_torch_dist.py" in log.read_text()
+
+
 def test_outside_a_job_the_script_says_how_it_is_used():
     done = subprocess.run([SCRIPT], capture_output=True, text=True)
     assert done.returncode == 1

@@ -1212,7 +1212,7 @@ def is_slow(self):
     self.send_response(200)
     self.end_headers()
     for _ in range(10):
-        self.wfile.write(bytes(1000))
+        self.wfile.write(b"x" * 20_000)
         time.sleep(0.2)
 
 def download_at_the_same_time():
@@ -1220,9 +1220,9 @@ def download_at_the_same_time():
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     MNIST.mirrors = [f"http://127.0.0.1:{server.server_port}/"]
-    MNIST.resources = [("images.gz", hashlib.md5(bytes(10_000)).hexdigest())]
+    MNIST.resources = [("images.gz", hashlib.md5(b"x" * 200_000).hexdigest())]
     ranks = [
-        threading.Timer(delay, attempt, (MNIST, "data"), {"download": True}) for delay in (0, 1)
+        threading.Timer(delay, attempt, (MNIST, "data"), {"download": True}) for delay in (0, 1.5)
     ]
     for rank in ranks:
         rank.start()
@@ -1234,7 +1234,8 @@ attempt(dist.init_process_group, "gloo")
 os.environ["RANK"] = str(rank)
 dist.init_process_group("gloo")
 attempt(train, 2, DistributedDataParallel(TwoLayers()))
-attempt(train, 1, DistributedDataParallel(Checkpointed(nn.Linear(2, 2)), find_unused_parameters=True))
+model = Checkpointed(nn.Linear(2, 2))
+attempt(train, 1, DistributedDataParallel(model, find_unused_parameters=True))
 attempt(two_batches, DistributedDataParallel(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))))
 model = nn.Linear(2, 2)
 ddp_model = DistributedDataParallel(model)
@@ -1247,6 +1248,9 @@ if rank == 0:
     download_at_the_same_time()
 dist.barrier()
 attempt(train, 2 + rank, ddp_model)
+if rank == 0:
+    dist.destroy_process_group()
+    time.sleep(2)
 """
 
 
@@ -1255,10 +1259,10 @@ def test_the_mistakes_say(tmp_path):
     _, said = run_ranks(2, tmp_path / "ranks.py", cwd=tmp_path)
     assert said.count("joined\n") == 2, said
     version = tuple(map(int, torch.__version__.split(".")[:2]))
-    old, new = "has been modified by an inplace operation", "torch.distributed.all_gather_into_tensor"
-    assert (old in said) == (version < (2, 10)) or (2, 9) < version < (2, 13), said
-    assert (new in said) == (version in ((2, 13), (2, 14))) or (2, 9) < version < (2, 13), said
-    (tmp_path / "takes_none.py").write_text("import argparse; argparse.ArgumentParser().parse_args()")
+    old, new = "modified by an inplace operation", "torch.distributed.all_gather_into_tensor"
+    if version < (2, 10) or version > (2, 12):  # between them we have not tried it
+        assert (old in said, new in said) == (version < (2, 10), (2, 12) < version < (2, 15)), said
+    (tmp_path / "takes_none.py").write_text("import argparse as a; a.ArgumentParser().parse_args()")
     (tmp_path / "wants_it.py").write_text(
         "import argparse; x = argparse.ArgumentParser(); "
         "x.add_argument('--local_rank', required=True); x.parse_args()"
@@ -1266,12 +1270,13 @@ def test_the_mistakes_say(tmp_path):
     (tmp_path / "sleeps.py").write_text("import time; print('here', flush=True); time.sleep(60)")
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         port = nobody.getsockname()[1]
-    meet = ("run", "--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}")
+    nowhere = "--rdzv-endpoint=127.0.0.1"
+    meet = ("run", "--nnodes=2", "--rdzv-backend=c10d", f"{nowhere}:{port}")
     commands = [
         ("launch", "takes_none.py"),
         ("run", "--standalone", "wants_it.py"),
         (*meet, "--rdzv-conf=is_host=1,join_timeout=3", "takes_none.py"),
-        (*meet[:-1], "--rdzv-endpoint=127.0.0.1:1", "--rdzv-conf=is_host=0,read_timeout=3", "takes_none.py"),
+        (*meet[:-1], f"{nowhere}:1", "--rdzv-conf=is_host=0,read_timeout=3", "takes_none.py"),
         ("run", "--standalone", "sleeps.py"),
     ]
     jobs = [
@@ -1282,7 +1287,7 @@ def test_the_mistakes_say(tmp_path):
         assert jobs[-1].poll() is None
     jobs[-1].terminate()
     said += "".join(job.communicate(timeout=60)[0] for job in jobs)
-    assert_said("mistakes", f"{said}{old}{new}")
+    assert_said("mistakes", f"{said}has been {old}{new}")
 
 
 def test_the_tensorboard_say(tmp_path):
