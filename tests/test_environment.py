@@ -604,6 +604,10 @@ def test_a_run_is_recorded_and_comes_into_the_table(course, monkeypatch):
         (folder / f"{torch}-{python}.json").write_text(json.dumps(record))
     recordings.take_records()
     recordings.take_records()  # nothing is there twice
+    pins = (course / "tests" / "constraints.txt").read_text()
+    assert "with Python 3.11.8." in pins
+    assert f"\nnumpy=={np.__version__}\n" in pins
+    assert {"torch", "h5py", "accelerate"} < {x.partition("==")[0] for x in pins.splitlines()}
     head, line, *rows = recordings.works_with().splitlines()
     assert [row.split(" | ")[:3] for row in rows] == [
         ["| 2.15.0", record["torchvision"], "3.11.8"],

@@ -867,8 +867,8 @@ SYMPTOMS = {
     "`Invalid account or account/partition combination specified`": (
         "needs: with Slurm's accounting"
     ),
-    "`multinode_setup_and_run.sh: No such file or directory`, or "
-    "`multinode_setup_and_run.sh: command not found`": "shell",
+    "`command not found`, or `No such file or directory`, behind the name "
+    "multinode_setup_and_run.sh": "shell",
     "`Invalid feature specification`, `Invalid partition name specified`, "
     "`Requested node configuration is not available`": "slurm",
     "`queued and waiting for resources`": "slurm",

@@ -1,14 +1,15 @@
 """What `scripts/run_tests.sh --torch VERSION` runs, and the record of what came of it.
 
-update_docs.py --works-with takes the records into tests/works_with.json, and from there into the
-README.
+update_docs.py --works-with takes the records into tests/works_with.json, from there into
+tests/MEASURED.md, and the packages of the newest one into tests/constraints.txt.
 """
 
 import json
 import os
 import platform
+import re
 import time
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,7 @@ def make_record(reports):
         "Python": platform.python_version(),
         "date": time.strftime("%Y-%m-%d"),
         "machine": machine(),
+        "packages": packages(),
         **{outcome: counts.count(outcome) for outcome in ("passed", "failed", "skipped")},
         # Each lesson, and why it is not proved: "" if it is.
         "lessons": {
@@ -94,6 +96,18 @@ def make_record(reports):
             for name, test in SHORT.items()
         },
     }
+
+
+def packages():
+    """Return {name: version} of what requirements.txt names, as far as it is installed."""
+    text = (Path(__file__).parents[1] / "requirements.txt").read_text()
+    found = {}
+    for name in re.findall(r"^[\w-]+", text, re.M):
+        try:
+            found[name] = version(name).partition("+")[0]
+        except PackageNotFoundError:  # not for this Python
+            continue
+    return found
 
 
 def machine():

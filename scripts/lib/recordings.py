@@ -260,6 +260,8 @@ def setting(record):
 def take_records():
     """Put the records of runs/works_with/ into tests/works_with.json, in the place of older ones.
 
+    The packages of the newest one go into tests/constraints.txt.
+
     Raises FileNotFoundError with a sentence if there are none.
     """
     files = sorted((ROOT / "runs" / "works_with").glob("*.json"))
@@ -270,6 +272,12 @@ def take_records():
     newest = {setting(x): x for x in [*known, *(json.loads(file.read_text()) for file in files)]}
     records = sorted(newest.values(), key=lambda x: numbers(x["torch"]) + numbers(x["Python"]))
     WORKS_WITH.write_text(json.dumps(records[::-1], indent=1) + "\n")
+    newest = next((x for x in records[::-1] if "packages" in x), None)
+    if newest:
+        head = f"# What was tested on {newest['date']} with Python {newest['Python']}."
+        lines = [f"{name}=={version}" for name, version in newest["packages"].items()]
+        lines = [head, "# python scripts/update_docs.py --works-with has written them.", *lines]
+        WORKS_WITH.with_name("constraints.txt").write_text("\n".join(lines) + "\n")
 
 
 def works_with():

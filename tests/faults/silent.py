@@ -2,7 +2,8 @@
 
 Run on every rank by test_silent.py. The argument is the file of lesson 13, whose check is used. At
 the end rank 0 prints JSON: {program or fault: {"says": what the check says, "gap": the largest
-difference to the losses of one process, "messages": of DDP, "tested": images in the test}}.
+difference to the losses of one process, "messages": of DDP, "tested": images in the test,
+"repeats": whether the same test twice gives the same, with dropout}}.
 """
 
 import io
@@ -37,6 +38,7 @@ FAULTS = {
     "the loss is multiplied, but with Adam": "Adam",
     "`no_sync` around `backward` only": "two batches a step",
     "the same dropout on all ranks": "dropout",
+    "a test without `eval()`": "dropout",
 }
 BATCH, EVERY, EPOCHS = 4, 3, 2
 MIDDLE = {"dropout": nn.Dropout, "buffers": lambda: nn.BatchNorm1d(16)}
@@ -113,7 +115,7 @@ def train(program, wrong, check, seen):
     model = plain if program == "by hand" else wrap(plain, sent)
     plain[0].requires_grad_(True)
     if program == "dropout":
-        torch.manual_seed(0 if wrong else rank)
+        torch.manual_seed(0 if wrong == "the same dropout on all ranks" else rank)
     two = program == "two batches a step"
     batch_size = BATCH // 2 if two else BATCH
     if wrong == "one rank's batches are smaller" and rank == 1:
@@ -143,6 +145,9 @@ def train(program, wrong, check, seen):
             for buffer in plain.buffers():
                 dist.broadcast(buffer, src=0)
         check(number, samples, images, plain.named_buffers())
+    if program == "dropout":
+        plain.train(wrong == "a test without `eval()`")
+        seen["repeats"] = torch.equal(plain(IMAGES), plain(IMAGES))
     losses = torch.stack(losses)
     dist.all_reduce(losses)
     losses = (losses / world_size).view(-1, 2 if two else 1).mean(dim=1)

@@ -49,8 +49,24 @@ def test_each_silent_fault_is_found_as_the_page_says(ranks, tmp_path):
     assert all(seen[x]["gap"] < EXACT for x in comparable)
     late, right = seen["`no_sync` around `backward` only"], seen["two batches a step"]
     assert late["messages"] == 2 * right["messages"] > 0
+    assert seen["dropout"]["repeats"]
+    assert not seen["a test without `eval()`"]["repeats"]
     for fault in ("one rank skips a step", "an old checkpoint on one rank"):
         assert seen[fault]["says"].endswith(" on ranks [1].")
+
+
+def test_the_check_can_be_copied_from_the_page(tmp_path):
+    """With the imports that the page names, and no others, into a script with a fault."""
+    functions = re.findall(r"^```python\n(def .*?)^```", PAGE, re.M | re.S)
+    assert len(functions) == 3
+    script = [*re.findall(r"`(import [^`]+)`", PAGE), *functions]
+    script += ['dist.init_process_group("gloo")', "rank = dist.get_rank()"]
+    script += ["check_ranks(5 + (rank == 1), 8, torch.tensor([rank]), [])"]
+    (tmp_path / "copy.py").write_text("\n".join(script))
+    status, output = run_ranks(3, tmp_path / "copy.py", cwd=tmp_path)
+    assert status == 1
+    assert "After batch 5: another batch number on ranks [1].\n" in output
+    assert "Traceback" not in output
 
 
 def test_the_page_shows_lines_that_are_run():
