@@ -96,6 +96,7 @@ def main():
         sys.exit(f"{where} Go to a folder of your own: {ROOT}/scripts/run_course.sh works there.")
     if not os.access(ROOT / "data", os.W_OK):
         lessons = [with_data_here(lesson) for lesson in lessons]
+    print("Each lesson first imports torch. The first time, that takes several silent seconds.")
     began, results = time.time(), []
     for number, lesson in enumerate(lessons, 1):
         program, arguments = command_of(lesson)

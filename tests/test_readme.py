@@ -849,7 +849,7 @@ SYMPTOMS = {
     "`skipped:` and a sentence": (
         "test_scripts.py::test_run_course_skips_what_this_machine_cannot_run"
     ),
-    "A number below 1 before `times the images/s`": "files",
+    "In lesson 7, a gain (`weak`, `strong`) below 1": "files",
     "With more processes, the loss is higher and the accuracy lower": (
         "test_lessons.py::test_lesson_8_scaling_brings_the_loss_curve_closer"
     ),
