@@ -3,7 +3,7 @@
 Builds on: 2_mnist_training.py
 New here:  HDF5, dataset, chunk
 Run:       python day2/create_mnist_h5.py [--copies 20]
-Look for:  => mnist.h5: ... images of 28 x 28 in chunks of 256, sha256 ...
+Look for:  => mnist.h5: ... images of 28 x 28 in chunks of 256, ..., read as written: ok
 Try next:  --gzip 4: how much smaller is the file, and how much slower is lesson 11?
 """
 

@@ -138,7 +138,7 @@ def test_two_jobs_at_the_same_time_do_not_meet(slurm, tmp_path):
         job.join()
     for done in results:
         assert done.returncode == 0, done.stderr
-        assert "=> 2 nodes, 2 ranks: every rank holds the sum 0+1 = 1" in done.stdout
+        assert "=> 2 nodes, 2 ranks: every rank holds 1; the sum 0+1 is 1: ok" in done.stdout
     assert len({re.search(r"node1:(\d+)", done.stdout)[1] for done in results}) == 2
 
 

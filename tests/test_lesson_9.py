@@ -38,7 +38,7 @@ def test_the_salloc_line_and_lesson_9(slurm, tmp_path):
     done = slurm.run(*SALLOC, LAUNCHER, "9", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert places(done.stdout) == [(r, f"node{r // 4 + 1}", r % 4) for r in range(8)]
-    assert proof_of(done.stdout).startswith("=> 2 nodes, 8 ranks: every rank holds the sum")
+    assert proof_of(done.stdout).startswith("=> 2 nodes, 8 ranks: every rank holds 28; the sum")
     first, second, third = done.stdout.splitlines()[:3]
     assert first == "nodes: node1 node2, ranks on each: 4, in all: 8"
     assert re.fullmatch(r"meeting point: node1:\d+, interface eth0", second)
@@ -84,4 +84,4 @@ def test_lesson_9_where_the_nodes_have_unequal_numbers_of_ranks(how, slurm, tmp_
     assert places(done.stdout) == [(0, "node1", 0), (1, "node1", 1), (2, "node2", 0)]
     assert "within a node, 2 ranks, 64 MB: " in done.stdout
     assert "between nodes, 2 ranks, 64 MB: " in done.stdout
-    assert proof_of(done.stdout).startswith("=> 2 nodes, 3 ranks: every rank holds the sum 0+1+2")
+    assert proof_of(done.stdout).startswith("=> 2 nodes, 3 ranks: every rank holds 3; the sum 0+1+2")
