@@ -121,7 +121,7 @@ def slowest_rank(seconds):
 
 
 def milliseconds(rounds):
-    """Return the median of some times in seconds, and the lowest and highest of them."""
+    """Return the median of times in seconds, with the lowest and the highest."""
     middle, least, most = statistics.median(rounds), min(rounds), max(rounds)
     return f"{middle * 1e3:7.3f} ms ({least * 1e3:.2f}-{most * 1e3:.2f})"
 

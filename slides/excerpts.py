@@ -62,9 +62,10 @@ def short(markdown):
     command = " \\\n    ".join(textwrap.wrap(command, 69, break_on_hyphens=False))
     lines = []
     for line in rest.splitlines():
-        proof = line.startswith("=> ") and len(line) > COLUMNS
-        wrapped = textwrap.wrap(line, COLUMNS, subsequent_indent=INDENT, break_on_hyphens=False)
-        lines += wrapped if proof else [line]
+        if line.startswith("=> "):
+            lines += textwrap.wrap(line, 78, subsequent_indent=INDENT, break_on_hyphens=False)
+        else:
+            lines.append(line)
     return "\n".join([fence, command, *lines]) + "\n"
 
 

@@ -16,7 +16,7 @@ KEY_WITHIN = 45  # lines, from the end of the docstring to what is new
 FIELDS = ["Builds on:", "New here:", "Run:", "Look for:", "Try next:"]
 LOOP = ["train_one_epoch", "train", "main"]
 # How many lines above the ruler may differ from the lesson before, deleted and added.
-MAX_CHANGED = {("3", "4"): 42, ("4", "6"): 27, ("6", "7"): 72, ("6", "8"): 52, ("8", "10"): 25}
+MAX_CHANGED = {("3", "4"): 42, ("4", "6"): 27, ("6", "7"): 75, ("6", "8"): 52, ("8", "10"): 25}
 MAX_CHANGED |= {("10", name): 120 for name in ("11", "12", "13", "16")}
 
 

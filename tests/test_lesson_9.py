@@ -84,4 +84,4 @@ def test_lesson_9_where_the_nodes_have_unequal_numbers_of_ranks(how, slurm, tmp_
     assert places(done.stdout) == [(0, "node1", 0), (1, "node1", 1), (2, "node2", 0)]
     assert "within a node, 2 ranks, 64 MB: " in done.stdout
     assert "between nodes, 2 ranks, 64 MB: " in done.stdout
-    assert proof_of(done.stdout).startswith("=> 2 nodes, 3 ranks: every rank holds 3; the sum 0+1+2")
+    assert proof_of(done.stdout).startswith("=> 2 nodes, 3 ranks: every rank holds 3; ")

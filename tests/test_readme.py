@@ -830,7 +830,7 @@ SYMPTOMS = {
     "`has been marked as ready twice`": "mistakes",
     "`has been modified by an inplace operation`, in a model with BatchNorm that takes two batches "
     "before one `backward` (torch 2.9 and older)": "mistakes",
-    "`Unexpected key(s) in state_dict: \"module.weight\"`": "mistakes",
+    '`Unexpected key(s) in state_dict: "module.weight"`': "mistakes",
     "FutureWarning: `torch.distributed.all_gather_into_tensor` is deprecated": "mistakes",
     "`CUDA out of memory`": "needs: with GPUs",
     "`nvidia-smi` shows a GPU that is idle most of the time": "needs: with GPUs",

@@ -101,9 +101,12 @@ def run_planted(*arguments, folder):
     return job.status, {name: (float(seconds), state) for name, seconds, state in rows}, job.output
 
 
+NAMES = ["hangs", "leaves", "silent", "fails", "well"]
+
+
 def test_run_course_waits_for_nobody_and_names_the_lesson_that_left_something(planted):
     shutil.copy(ROOT / "scripts" / "lib" / "report.py", planted / "scripts" / "lib")
-    status, table, output = run_planted(*"hangs leaves silent fails well".split(), folder=planted)
+    status, table, output = run_planted(*NAMES, folder=planted)
     assert status == 1
     assert {name: state for name, (_, state) in table.items()} == {
         "hangs": "stopped after 4 s, processes left: 3",

@@ -218,13 +218,13 @@ def excerpt(mark):
 
 
 def test_an_excerpt_highlights_and_leaves_out_what_the_mark_says():
-    whole = recorded_output("4").splitlines()
-    block = excerpt('output 4 mark "="').splitlines()
+    whole = recorded_output("6").splitlines()
+    block = excerpt('output 6 mark "="').splitlines()
     number = int(re.fullmatch(r"```console \{(\d+)\}", block[0])[1])
     assert block[number] == whole[-1]
     assert block[number].startswith("=>")
-    lines = excerpt('lines 4 "test" "="').splitlines()
-    assert lines[1].startswith("$ python day1/4")
+    lines = excerpt('lines 6 "test" "="').splitlines()
+    assert lines[1].startswith("$ python day1/6")
     assert lines[2:4] == [x for x in whole if x.startswith(("test", "=>"))]
     with_comments = excerpt("code 4 mean_over_ranks")
     plain = excerpt("code 4 mean_over_ranks plain")

@@ -28,7 +28,7 @@ def test_a_mutant_that_proves_its_claim_or_says_nothing_of_it_is_seen(tmp_path):
     with pytest.raises(AssertionError, match=r"0_torch_dist\.py has 0 times: no such line"):
         run_mutant("0", [("no such line", "")], 1, cwd=tmp_path)
     output = run_mutant("0", [], 2, cwd=tmp_path)
-    with pytest.raises(AssertionError, match="=> every rank holds 1; .*: ok"):
+    with pytest.raises(AssertionError, match=r"=> every rank holds 1; .*: ok"):
         assert_disproved(output, "every rank")
     output = output.replace(": ok", ": WRONG")
     assert_disproved(output, "every rank holds 1")

@@ -1,5 +1,7 @@
 """Exercise 11.3: the images of stream() in two epochs, their order, and the chunks it reads."""
 
+from itertools import pairwise
+
 
 def look(exercise, rank, world_size):
     results = []
@@ -17,7 +19,7 @@ def judge(seen):
             yield fair, f"rank {rank}: {len(images)} images in epoch {epoch} (right: 32)"
             yield reads <= 4, f"rank {rank}: chunks read in epoch {epoch}: {reads} (limit 4)"
             # In order, the next image has the next number: 7 of 8 times within a chunk.
-            follow = sum(y == x + 1 for x, y in zip(images, images[1:]))
+            follow = sum(y == x + 1 for x, y in pairwise(images))
             text = f"rank {rank}: images that follow the one before them in the file: {follow}"
             yield follow < 16, f"{text} (limit 15)"
         new = "a new order" if epochs[0][0] != epochs[1][0] else "the order of epoch 0"

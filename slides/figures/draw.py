@@ -18,7 +18,6 @@ import os
 import platform
 import re
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -474,7 +473,8 @@ def why():
 
 def bandwidth_1():
     """What lesson 1 printed: the bandwidth of all_reduce over the size of the tensor."""
-    rows = re.findall(r"^ *(\d+) ([kM])B: +([\d.]+) ms .*?, +([\d.,]+) MB/s", printed(PRINTED[0]), re.M)
+    row = r"^ *(\d+) ([kM])B: +([\d.]+) ms .*?, +([\d.]+) MB/s"
+    rows = re.findall(row, printed(PRINTED[0]), re.M)
     sizes = [int(size) * {"k": 1e-3, "M": 1.0}[unit] for size, unit, _, _ in rows]
     speeds = [float(speed) for *_, speed in rows]
     axes = plot(4.9)
