@@ -63,7 +63,7 @@ def short(markdown):
     lines = []
     for line in rest.splitlines():
         if line.startswith("=> "):
-            lines += textwrap.wrap(line, 74, subsequent_indent=INDENT, break_on_hyphens=False)
+            lines += textwrap.wrap(line, 69, subsequent_indent=INDENT, break_on_hyphens=False)
         else:
             lines.append(line)
     return "\n".join([fence, command, *lines]) + "\n"
