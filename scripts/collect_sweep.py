@@ -11,7 +11,7 @@ from pathlib import Path
 FOLDER = Path("runs", "sweep")
 # A line of lesson 8: alone: global batch 8, learning rate 0.00125, mean loss 0.4574, test ...
 RUN = re.compile(r"^(\w+): .*, mean loss (\S+), test accuracy (\S+)$", re.M)
-GAPS = re.compile(r"^=> gap to the loss curve of one process: .*?(\S+%) \w+ \(limit", re.M)
+GAPS = re.compile(r"^=> gap to the loss curve of one process: .*?(\S+%) \w+(?: \(limit.*)?$", re.M)
 
 
 def read(folder):

@@ -477,7 +477,7 @@ def whole_course(tmp_path):
 SHORT = (
     "python day1/6_mnist_ddp_pt.py {} --epochs 1 --max-steps 5",
     "scripts/multinode_setup_and_run.sh --local {} 11 --max-steps 2",
-    "scripts/multinode_setup_and_run.sh --local {} 15 --epochs 2",
+    "scripts/multinode_setup_and_run.sh --local {} 15",
 )
 # Without an import, which takes seconds.
 WHERE = (

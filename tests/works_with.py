@@ -25,7 +25,7 @@ SHORT = {
     "5": "tests/test_lessons.py::test_lesson_5_says_where_the_time_goes[2]",
     "6": "tests/test_lessons.py::test_lesson_6_gives_the_losses_of_lessons_2_and_4[2]",
     "test-profile": "tests/test_lessons.py::test_profile_job_hides_communication[2]",
-    "7": "tests/test_lessons.py::test_lesson_7_times_the_same_work_twice[2]",
+    "7": "tests/test_lessons.py::test_lesson_7_times_weak_and_strong_scaling[2]",
     "8": "tests/test_lessons.py::test_lesson_8_runs_at_every_size[2-linear]",
     "9": "tests/test_lesson_9.py::test_lesson_9_on_imitated_nodes[2x2-how0]",
     "10": "tests/test_lesson_10.py::test_lesson_10_on_imitated_nodes_has_the_losses_of_one_node",
