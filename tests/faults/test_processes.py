@@ -18,7 +18,7 @@ LOST = r"Slurm has lost node2, or cannot reach it\.|A node does not answer: see"
 
 def long(lesson_id, folder):
     """Write a lesson that measures for minutes; return the file."""
-    return changed(folder, lesson_id, "repeats=10)", "repeats=1000)")
+    return changed(folder, lesson_id, "range(4):", "range(400):")
 
 
 # Day 1: the lesson starts its own ranks.
