@@ -162,7 +162,8 @@ def test_bad_arguments_get_one_sentence(arguments, env, sentence, tmp_path, monk
 
 def test_a_gloo_that_does_not_average_is_refused(tmp_path):
     """That of older versions gives the sum, and Adam would hide that the gradients are wrong."""
-    file = write_mutant(tmp_path, "17", ("torch.ones(world_size)", "2 * torch.ones(world_size)"))
+    newer = ('hasattr(FSDPModule, "set_force_sum_reduction_for_comms")', "False")
+    file = write_mutant(tmp_path, "17", newer)
     status, output = ranks.run_ranks(2, file, cwd=tmp_path)
     assert status == os.EX_UNAVAILABLE
     assert "Traceback" not in output
