@@ -122,8 +122,8 @@ def slowest_rank(seconds):
 
 def milliseconds(rounds):
     """Return the median of times in seconds, with the lowest and the highest."""
-    middle, least, most = statistics.median(rounds), min(rounds), max(rounds)
-    return f"{middle * 1e3:7.3f} ms ({least * 1e3:.2f}-{most * 1e3:.2f})"
+    median = statistics.median(rounds) * 1e3
+    return f"{median:7.3f} ms ({min(rounds) * 1e3:.2f}-{max(rounds) * 1e3:.2f})"
 
 
 def gather(value):
