@@ -23,8 +23,8 @@ import tempfile
 from pathlib import Path
 
 from benchmark.results import OUTPUT, busy_cores, measure, print_case, print_summary, target, write
-from lib.machine import facts
-from lib.processes import exit_with
+from course.machine import facts
+from launcher.processes import exit_with
 
 
 def main():

@@ -5,10 +5,10 @@ the next of three hints and runs nothing. Once an exercise has passed, it says w
 
 Without an id: list the exercises and which of them have passed. With a lesson, such as 4: list its
 exercises. With next: check the first one that has not passed yet. What has passed, and after how
-many minutes, is remembered in runs/exercises.json. lib/exercise_records.py says what of it is
+many minutes, is remembered in runs/exercises.json. exercises/records.py says what of it is
 handed in with --hand-in.
 
-What a check looks at is in checks/, one file for each exercise. The list of the exercises, with
+What a check looks at is in exercises/, one file for each exercise. The list of the exercises, with
 their hints, is exercises.toml. Reading it there takes the fun out of it: ask with --hint.
 """
 
@@ -26,9 +26,9 @@ import time
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from checks.common import sentence_of
-from lib import exercise_records as records
-from lib.course import ROOT, read_exercises
+from exercises.common import sentence_of
+from exercises import records
+from course.lists import ROOT, read_exercises
 
 MARKS = {True: "ok", False: "NO", None: "->"}  # None: the explanation
 START_LIMIT, RUN_LIMIT = 120, 20  # seconds: until all ranks stand, and until all are done
@@ -53,8 +53,8 @@ def load(file):
 
 
 def check_of(exercise_id):
-    """Return the module with look and judge for an exercise: checks.exercise_4_1 for 4.1."""
-    return importlib.import_module(f"checks.exercise_{exercise_id.replace('.', '_')}")
+    """Return the module with look and judge for an exercise: exercises.exercise_4_1 for 4.1."""
+    return importlib.import_module(f"exercises.exercise_{exercise_id.replace('.', '_')}")
 
 
 def be_rank(rank, world_size, exercise_id, file, folder, pipe):

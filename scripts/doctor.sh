@@ -40,7 +40,7 @@ done
 export SLURM_WAIT=35
 # A rank that found a fault ends with status 0: otherwise Slurm would end the others before they
 # have said what they found. The last line tells whether all is well.
-"$root/scripts/multinode_setup_and_run.sh" "${options[@]}" "$root/scripts/doctor.py" \
+"$root/scripts/multinode_setup_and_run.sh" "${options[@]}" "$root/scripts/doctor/doctor.py" \
   "${arguments[@]}" | {
   status=0
   while IFS= read -r line; do

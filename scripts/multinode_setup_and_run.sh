@@ -32,7 +32,7 @@ fi
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 script=$root/scripts/multinode_setup_and_run.sh
-launch=$root/scripts/lib/launch.py # starts the ranks and sees how they end
+launch=$root/scripts/launcher/launch.py # starts the ranks and sees how they end
 dry_run='' local='' options=()
 
 fail() {

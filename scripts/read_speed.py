@@ -18,7 +18,7 @@ import h5py
 import numpy as np
 import torch
 from benchmark.layouts import load_tensors, make_ways, rate
-from lib.machine import recorded
+from course.machine import recorded
 
 REPEATS = 3
 

@@ -45,8 +45,8 @@ while [[ ${1:-} == --torch || ${1:-} == --python || ${1:-} == -h || ${1:-} == --
   esac
   shift 2
 done
-# shellcheck source=scripts/lib/environment.sh
-source "$root/scripts/lib/environment.sh"
+# shellcheck source=scripts/course/environment.sh
+source "$root/scripts/course/environment.sh"
 make_environment "$root" "$root/tests/requirements.txt"
 cd "$root"
 if [[ ! -w . ]]; then

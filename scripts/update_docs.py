@@ -44,12 +44,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lib.course import ROOT, read_course, read_exercises, read_pages
-from lib.excerpts import code, diff
-from lib.glossary import link_terms
-from lib.pages import PAGES, PART, exercise_table, exercises_of, head, lesson_table, timetable, ways
-from lib.processes import exit_with
-from lib.recordings import (
+from course.lists import ROOT, read_course, read_exercises, read_pages
+from docs.excerpts import code, diff
+from docs.glossary import link_terms
+from docs.pages import PAGES, PART, exercise_table, exercises_of, head, lesson_table, timetable, ways
+from launcher.processes import exit_with
+from docs.recordings import (
     device_table,
     fault_table,
     folded,

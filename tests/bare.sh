@@ -81,8 +81,8 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
   sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$self"
   exit
 fi
-# shellcheck source=scripts/lib/environment.sh
-source "$root/scripts/lib/environment.sh"
+# shellcheck source=scripts/course/environment.sh
+source "$root/scripts/course/environment.sh"
 make_environment "$root" "$root/tests/requirements.txt"
 python=$(command -v "$python")
 

@@ -7,7 +7,7 @@ import tempfile
 import types
 
 from helpers import ROOT, cannot, need, works
-from lib import processes
+from launcher import processes
 
 LOCAL_SLURM = ROOT / "scripts" / "local_slurm.sh"
 

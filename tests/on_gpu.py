@@ -40,10 +40,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
-processes = importlib.import_module("lib.processes")
-course = importlib.import_module("lib.course")
-of_machine = importlib.import_module("lib.machine")
-recordings = importlib.import_module("lib.recordings")
+processes = importlib.import_module("launcher.processes")
+course = importlib.import_module("course.lists")
+of_machine = importlib.import_module("course.machine")
+recordings = importlib.import_module("docs.recordings")
 clean, write = recordings.clean, recordings.write_record
 
 LESSONS = {x["id"]: x for x in course.read_course()}

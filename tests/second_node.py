@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 from clusters import bring_up
 from helpers import LAUNCHER
-from lib import processes
+from launcher import processes
 
 LINKS = ("50mbit", "200mbit", "1gbit")
 BATCH_SIZES = (32, 128, 512)

@@ -22,7 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 from helpers import LAUNCHER, LESSONS, ROOT, proves
-from lib import processes
+from launcher import processes
 
 LIMIT = 300  # seconds for a start; one that takes longer hangs
 # Memory that is somebody's. The rest caches files, and is given back when it is needed.

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from benchmark import cases, commands, results
 from helpers import ROOT, load, once
-from lib import processes
-from lib.figures import shown
+from launcher import processes
+from course.colors import shown
 from markupsafe import escape
 
 # The command: by its path, because the folder of its cases has the same name.

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 from helpers import LESSONS, ROOT, copy_tree
-from lib import exercise_records as records
-from lib.course import read_days, read_exercises, read_pages
-from lib.pages import day_of, parts_of
+from exercises import records
+from course.lists import read_days, read_exercises, read_pages
+from docs.pages import day_of, parts_of
 
 TEACHING = (ROOT / "slides" / "TEACHING.md").read_text()
 EXERCISES = {exercise["id"]: exercise for exercise in read_exercises()}

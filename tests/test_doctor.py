@@ -15,13 +15,13 @@ from importlib.metadata import version
 from pathlib import Path
 from unittest import mock
 
-import doctor
+from doctor import doctor
 import pytest
 from clusters import bring_up
 from helpers import ROOT, copy_tree, load, processes_of, wait_for
-from lib import doctor_checks as checks
-from lib import doctor_facts as facts
-from lib.gpus import MASKS
+from doctor import checks
+from doctor import facts
+from launcher.gpus import MASKS
 
 DOCTOR = ROOT / "scripts" / "doctor.sh"
 LOCAL_SLURM = ROOT / "scripts" / "local_slurm.sh"

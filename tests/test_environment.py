@@ -24,7 +24,8 @@ import numpy as np
 import pytest
 import works_with
 from helpers import LESSONS, ROOT, cannot, copy_tree
-from lib import environment, recordings
+from course import environment
+from docs import recordings
 
 # Measured where somebody has installed them: README.md says how.
 OPTIONAL = {"lmdb", "webdataset"}

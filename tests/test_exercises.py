@@ -21,7 +21,7 @@ from ranks import run_ranks
 
 MANIFEST = tomllib.loads((ROOT / "scripts" / "exercises.toml").read_text())["exercise"]
 EXERCISES = {exercise["id"]: exercise for exercise in MANIFEST}
-CHECKS = {path.stem: path for path in (ROOT / "scripts" / "checks").glob("*.py")}
+CHECKS = {path.stem: path for path in (ROOT / "scripts" / "exercises").glob("*.py")}
 FIELDS = {
     "fill in": ["Lesson", "Kind", "Task", "Run", "Check"],
     "find the fault": ["Lesson", "Kind", "Symptom", "Run", "Check"],

@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import LESSONS, ROOT, load, load_lesson, proof_of
-from lib.gpus import MASKS
+from launcher.gpus import MASKS
 from mutants import write_mutant
 from ranks import run_ranks
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset

@@ -9,7 +9,7 @@ import time
 
 import pytest
 from helpers import ROOT, need, wait_for
-from lib import processes
+from launcher import processes
 
 # Starts a process that ignores SIGTERM and keeps stdout open; then goes on with what follows.
 STUBBORN = """
@@ -144,7 +144,7 @@ def test_ctrl_c_is_passed_on():
 WAITS = f"""
 import sys
 sys.path.insert(0, {str(ROOT / "scripts")!r})
-from lib import processes
+from launcher import processes
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may run where it is ignored
 processes.GRACE, processes.PATIENCE = float(sys.argv[1]), 1

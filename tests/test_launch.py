@@ -1,4 +1,4 @@
-"""scripts/lib/launch.py and what it is made of, without a shell before it and without Slurm."""
+"""scripts/launcher/launch.py and what it is made of, without a shell before it and without Slurm."""
 
 import importlib
 import itertools
@@ -14,8 +14,8 @@ import pytest
 from helpers import ROOT, copy_tree, processes, wait_for
 
 launch = importlib.import_module("lib.launch")
-slurm = importlib.import_module("lib.slurm")
-verdict = importlib.import_module("lib.first_to_fail")
+slurm = importlib.import_module("launcher.slurm")
+verdict = importlib.import_module("launcher.errors")
 
 # What the ranks of the tests begin with. after() waits until others have done what they should.
 BEGIN = """
@@ -206,7 +206,7 @@ def test_sigterm_for_a_task_reaches_its_rank_and_nobody_has_failed(handler, stat
     """With control groups Slurm signals only what it has started, which is launch.py."""
     text = f"signal.signal(signal.SIGTERM, {handler})\nprint('ready')\ntime.sleep(60)\n"
     (tmp_path / "rank.py").write_text(BEGIN + text)
-    command = [sys.executable, ROOT / "scripts" / "lib" / "launch.py", "task", "--address", "here"]
+    command = [sys.executable, ROOT / "scripts" / "launcher" / "launch.py", "task", "--address", "here"]
     command += ["--", tmp_path / "rank.py"]
     options = {"cwd": tmp_path, "env": os.environ | TASK, "stderr": subprocess.PIPE}
     with processes.Job(command, 60, **options) as job:
@@ -339,7 +339,7 @@ def test_an_srun_that_waits_for_a_lost_node_is_killed(tmp_path):
     code = f"""
 import sys, time
 sys.path.insert(0, {str(ROOT / "scripts")!r})
-from lib import first_to_fail as verdict
+from launcher import errors as verdict
 verdict.SILENCE = 1
 found, parent = verdict.Verdict(), int(sys.argv[1])
 verdict.pass_on(found, 0, lambda: verdict.kill_srun(parent))

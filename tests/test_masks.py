@@ -13,7 +13,7 @@ from unittest import mock
 
 import pytest
 from helpers import LAUNCHER, ROOT, cannot, load, works
-from lib import gpus
+from launcher import gpus
 
 SHOW = f"""
 import os

@@ -15,7 +15,7 @@ import textwrap
 import on_gpu
 import pytest
 from helpers import LESSONS, ROOT
-from lib import recordings
+from docs import recordings
 from on_gpu import Item
 from torch.utils.tensorboard import SummaryWriter
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from boxes import USUAL, changed, hunks, section
 from helpers import LESSONS, ROOT
-from lib.course import read_pages
-from lib.glossary import link_terms
-from lib.pages import PAGES, PART
+from course.lists import read_pages
+from docs.glossary import link_terms
+from docs.pages import PAGES, PART
 from ranks import run_ranks
 
 SECTIONS = ["Predict", "The idea", "Run", "What happened", "The change", "In your own script"]

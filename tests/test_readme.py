@@ -34,8 +34,8 @@ from helpers import (
     wait_for,
     works,
 )
-from lib.course import read_days, read_pages
-from lib.pages import parts_of
+from course.lists import read_days, read_pages
+from docs.pages import parts_of
 from ranks import run_ranks
 
 GLOBS = ("*.md", "*/*.md", "*/exercises/*.md", "*/faults/*.md")

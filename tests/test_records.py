@@ -8,7 +8,7 @@ import json
 import pytest
 import update_docs
 from helpers import LESSONS
-from lib import recordings
+from docs import recordings
 
 # As tests/on_gpu.py writes it.
 RECORD = {

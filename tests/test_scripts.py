@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from helpers import LAUNCHER, LESSONS, ROOT, cannot, copy_tree, launch, works
-from lib import processes
+from launcher import processes
 
 
 def run_course(*arguments, root=ROOT, cwd):

@@ -24,12 +24,12 @@ from helpers import (
     recorded_output,
     slides_of,
 )
-from lib.course import read_days, read_pages
-from lib.pages import PAGES, title_of
+from course.lists import read_days, read_pages
+from docs.pages import PAGES, title_of
 
 SLIDES = ROOT / "slides"
 sys.path.insert(0, str(SLIDES))
-excerpts = importlib.import_module("excerpts")
+excerpts = importlib.import_module("docs.slides")
 DAYS = ["day1", "day2"]
 DECKS = [*DAYS, "beyond"]
 COMMENT = re.compile(r"<!--.*?-->", re.S)
@@ -113,7 +113,7 @@ def measure(page, folder):
     return json.loads(report[1])
 
 
-@pytest.mark.parametrize("script", ["slides/excerpts.py", "slides/figures/draw.py"])
+@pytest.mark.parametrize("script", ["scripts/docs/slides.py", "slides/figures/draw.py"])
 def test_excerpts_and_figures_are_current(script):
     run(sys.executable, ROOT / script, "--check")
 
@@ -213,7 +213,7 @@ def test_the_cheat_sheet_is_one_page_of_a4_with_all_its_words():
 
 
 def excerpt(mark):
-    """Return what slides/excerpts.py puts into a slide for a mark."""
+    """Return what scripts/docs/slides.py puts into a slide for a mark."""
     return excerpts.fill(f"<!-- begin {mark} -->\n<!-- end -->\n").split("\n", 1)[1]
 
 

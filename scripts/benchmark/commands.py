@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import torch
-from lib.course import ROOT, read_course
-from lib.processes import Job
+from course.lists import ROOT, read_course
+from launcher.processes import Job
 
 LESSONS = {x["id"]: x["file"] for x in read_course()}
 DATA = ROOT / "data"

@@ -15,7 +15,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import torch
-from lib.course import ROOT, load
+from course.lists import ROOT, load
 from torch.utils.data import TensorDataset
 
 STREAM = "day2/11_mnist_ddp_pt_multinode_streaming.py"

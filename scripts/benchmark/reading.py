@@ -10,7 +10,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
-from lib.course import LAUNCHER, load
+from course.lists import LAUNCHER, load
 from torch.utils.data import DataLoader, RandomSampler
 
 from benchmark.commands import (

@@ -8,7 +8,7 @@ import textwrap
 import time
 from pathlib import Path
 
-from lib.figures import BLUE, GREEN, GREY, ORANGE, STYLE, shown, svg_of
+from course.colors import BLUE, GREEN, GREY, ORANGE, STYLE, shown, svg_of
 
 OUTPUT = Path("runs", "benchmark")
 ROUNDS = 7  # at most

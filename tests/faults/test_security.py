@@ -163,7 +163,7 @@ def test_no_text_becomes_a_command():
 
 def test_the_files_are_those_of_the_data_set():
     """The doctor compares them, and data/README.md shows the same list."""
-    listed = dict(re.findall(r'"(\S+-ubyte)": "(\w{32})"', read("scripts/lib/doctor_facts.py")))
+    listed = dict(re.findall(r'"(\S+-ubyte)": "(\w{32})"', read("scripts/facts.py")))
     shown = dict(re.findall(r"^\| (\S+-ubyte) \|.*\| (\w{32}) \|$", read("data/README.md"), re.M))
     assert listed == shown
     files = sorted(ROOT.glob("data/MNIST/raw/*"))
@@ -234,8 +234,8 @@ def test_pages_are_served_to_this_machine_only():
     for file in [*ROOT.glob("scripts/**/*.py"), *ROOT.glob("slides/**/*.py")]:
         text = file.read_text()
         for name, where in listens_at(text):
-            # scripts/doctor.py meets where the ranks will, with a word that only they know.
-            # scripts/lib/launch.py looks which port is free, and never listens there.
+            # scripts/doctor/doctor.py meets where the ranks will, with a word that only they know.
+            # scripts/launcher/launch.py looks which port is free, and never listens there.
             looks = file.name == "launch.py" and name.endswith(".bind") and ".listen(" not in text
             known = file.name == "doctor.py" or looks
             assert "127.0.0.1" in where or known, f"{file}: {name} {where}"

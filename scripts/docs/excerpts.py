@@ -1,0 +1,57 @@
+"""Excerpts of lessons, and what one lesson changes in another."""
+
+import ast
+import difflib
+import re
+import textwrap
+from pathlib import Path
+
+from course.lists import ROOT
+
+RULER = "\n# ---- The same in every lesson"
+
+
+def lines_of(source, name):
+    """Return the lines of a function, a class or a method, taken from a lesson's source."""
+    node = ast.parse(source)
+    for part in name.split("."):
+        node = next(x for x in node.body if getattr(x, "name", None) == part)
+    return source.splitlines()[node.lineno - 1 : node.end_lineno]
+
+
+def between(lines, first, last=None):
+    """Return the lines from the one that begins with first to the next that begins with last."""
+    begins = [line.strip() for line in lines]
+    i = next(i for i, line in enumerate(begins) if line.startswith(first))
+    if last is None:
+        return lines[i:]
+    j = next(j for j, line in enumerate(begins) if j >= i and line.startswith(last))
+    return lines[i : j + 1]
+
+
+def code(lesson, words):
+    """Return an excerpt of a lesson as Markdown; words are those after the lesson's id."""
+    lines = lines_of((ROOT / lesson["file"]).read_text(), words[0])
+    if words[1:]:
+        lines = between(lines, *words[1:])
+    return f"```python\n{textwrap.dedent(chr(10).join(lines))}\n```\n"
+
+
+def above_ruler(lesson):
+    """Return the lines of a lesson above its ruler, without the docstring."""
+    text = (ROOT / lesson["file"]).read_text().partition(RULER)[0]
+    return text.rstrip().splitlines()[ast.parse(text).body[0].end_lineno :]
+
+
+def diff(old, new):
+    """Return a unified diff of two lessons, above their rulers and without their docstrings."""
+    names = [Path(x["file"]).name for x in (old, new)]
+    lines = difflib.unified_diff(above_ruler(old), above_ruler(new), *names, lineterm="", n=1)
+    lines = [re.sub(r"^(@@).*", r"\1", line) for line in lines]  # the numbers help nobody here
+    added = sum(line.startswith("+") for line in lines) - 1
+    removed = sum(line.startswith("-") for line in lines) - 1
+    files = " ".join(x["file"] for x in (old, new))
+    words = (
+        f"New lines: {added}. Lines that are gone: {removed}. Both files as a whole: `diff {files}`"
+    )
+    return "\n".join(["```diff", *lines, "```", "", words, ""])
