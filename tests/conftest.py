@@ -22,11 +22,7 @@ languages = [os.environ.get(name) for name in ("LC_ALL", "LC_MESSAGES", "LANG")]
 if not next(filter(None, languages), "C").startswith(("C", "POSIX", "en")):
     os.environ["LC_ALL"] = "C.UTF-8"
 
-# Marks the short tests, and writes the record of run_tests.sh --torch.
-pytest_plugins = ["works_with"]
-
-# The tests expect what lessons do on CPUs, so they hide the GPUs of a machine that has some.
-# TEST_WITH_GPUS=1 leaves them. The stand-in's tests take these variables away again.
+# The tests expect what lessons do on CPUs, so they hide a machine's GPUs. TEST_WITH_GPUS=1 doesn't.
 HIDDEN = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 HIDDEN["ONEAPI_DEVICE_SELECTOR"] = "opencl:cpu"
 if "TEST_WITH_GPUS" not in os.environ:
@@ -42,7 +38,7 @@ torch.set_num_threads(1)
 
 def pytest_collection_modifyitems(items):
     """Begin with the file whose tests wait longest: otherwise all wait for the last of them."""
-    items.sort(key=lambda item: item.path.name != "test_batch.py")
+    items.sort(key=lambda item: item.path.name != "test_slurm.py")
 
 
 @pytest.fixture(scope="session")
