@@ -11,10 +11,9 @@ import re
 from pathlib import Path
 
 import jinja2
-from markupsafe import Markup, escape
-
 from course.machine import facts
 from course.report_figures import draw
+from markupsafe import Markup, escape
 
 
 def code(text):
