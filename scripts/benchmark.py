@@ -100,7 +100,7 @@ def ask_ranks(folder):
     return answers.get()
 
 
-def measure_steps(rank, meeting_point, answers, steps=60, turns=5):
+def measure_steps(rank, meeting_point, answers, steps=200):
     """Measure, as one rank, steps of lesson 6 with and without what makes ranks wait."""
     lesson = load("day1/6_mnist_ddp_pt.py")
     torch.set_num_threads(max(1, torch.get_num_threads() // RANKS))
@@ -132,12 +132,10 @@ def measure_steps(rank, meeting_point, answers, steps=60, turns=5):
         f"all_reduce alone, {gradients.nbytes / 1e3:.0f} kB": partial(send, gradients),
         "all_reduce alone, one number": partial(send, number),
     }
-    times = {name: [] for name in ways}
-    for _ in range(turns):
-        for name, work in ways.items():
-            times[name].append(ms_of(work, device) / steps)
+    for _ in range(2):  # the first time is the warm-up
+        times = {name: ms_of(work, device) / steps for name, work in ways.items()}
     if rank == 0:
-        answers.put({name: statistics.median(values) for name, values in times.items()})
+        answers.put(times)
     dist.barrier()
     time.sleep(0.2)  # as the lessons do: gloo's threads may still be freeing tensors
     dist.destroy_process_group()

@@ -37,7 +37,8 @@ def event(name, pid, tid, ts, ph="X", **more):
 
 def get(url, **query):
     """Return what a server answers in JSON."""
-    with urlopen(f"{url}?{urlencode(query)}", timeout=20) as answer:
+    address = f"{url}?{urlencode(query)}" if query else url
+    with urlopen(address, timeout=20) as answer:
         return json.load(answer)
 
 

@@ -22,7 +22,7 @@ def code(text):
 
 
 def write(path, results, command, began):
-    """Write the page. Raise OSError if that is not possible, ValueError if torch says nothing.
+    """Write the page. Raise OSError if that is not possible.
 
     results: as above; command: what the user typed; began: when, in seconds as time.time().
     """

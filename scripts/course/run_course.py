@@ -103,9 +103,6 @@ def write_report(results, began):
         reason = f"{error.filename}: {error.strerror}"
         print(f"There is no report: {REPORT} cannot be written ({reason}).", file=sys.stderr)
         return False
-    except ValueError as error:
-        print(f"There is no report: {error}", file=sys.stderr)
-        return False
     print(f"report: {REPORT}")
     return True
 
