@@ -52,7 +52,8 @@ def load_newest(folder):
         sys.exit(f"There is no folder {folder}. Run a lesson that writes traces, such as lesson 5.")
     newest = {}
     for path in folder.glob("rank*.pt.trace.json"):
-        if name := re.fullmatch(r"rank(\d+)\.(\d+)\.pt\.trace\.json", path.name):
+        name = re.fullmatch(r"rank(\d+)\.(\d+)\.pt\.trace\.json", path.name)
+        if name:
             rank, time = map(int, name.groups())
             newest[rank] = max(newest.get(rank, (0, path)), (time, path))
     if not newest:
@@ -74,7 +75,8 @@ def merge(traces):
     bases = {rank: trace.get("baseTimeNanoseconds", 0) for rank, (_, trace, _) in traces.items()}
     shifts = {rank: (base - min(bases.values())) / 1000 for rank, base in bases.items()}
     start = min(e["ts"] + shifts[rank] for rank, (*_, events) in traces.items() for e in events)
-    merged, flows = [], {}
+    merged = []
+    flows = {}
     for rank, (*_, events) in traces.items():
         merged.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": "rank"}})
         threads = {}
@@ -82,11 +84,12 @@ def merge(traces):
             if e["ph"] == "M" and e["name"].startswith("process_"):
                 continue
             # The GPU is a process of its own in the trace, so a stream may have a thread's number.
-            if (thread := (e["pid"], e["tid"])) not in threads:
+            thread = (e["pid"], e["tid"])
+            if thread not in threads:
                 taken = threads.values()
                 threads[thread] = max(taken) + 1 if e["tid"] in taken else e["tid"]
-            e |= {"pid": rank, "tid": threads[thread]}
-            e["ts"] = round(e["ts"] + shifts[rank] - start, 3)
+            time = round(e["ts"] + shifts[rank] - start, 3)
+            e = {**e, "pid": rank, "tid": threads[thread], "ts": time}
             if "id" in e:  # arrows: the ends with the same id belong together
                 e["id"] = flows.setdefault((rank, e["id"]), len(flows))
             merged.append(e)

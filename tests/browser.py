@@ -1,7 +1,5 @@
 """A real browser without a window, for pages that go on working after they have loaded."""
 
-import base64
-import io
 import json
 import os
 import subprocess
@@ -9,20 +7,19 @@ import time
 from contextlib import contextmanager
 
 from helpers import need_browser
-from matplotlib.image import imread
 
 
 class Page:
     """A page in a browser, spoken to in the DevTools protocol through a pair of pipes."""
 
     def __init__(self, answers, requests):
-        self.answers, self.requests, self.unread = answers, requests, b""
-        self.calls, self.session, self.errors = 0, {}, []
+        self.answers, self.requests = answers, requests
+        self.unread = b""
+        self.calls = 0
+        self.session = {}
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        self.session = {"sessionId": session}
-        self.call("Runtime.enable")
-        self.call("Log.enable")
+        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
+        self.session = {"sessionId": attached["sessionId"]}
 
     def read(self):
         """Return the next message of the browser."""
@@ -34,56 +31,43 @@ class Page:
         return json.loads(message)
 
     def call(self, method, **params):
-        """Call a method of the protocol and return its result. Note the errors of the page."""
+        """Call a method of the protocol and return its result."""
         self.calls += 1
         message = {"id": self.calls, "method": method, "params": params, **self.session}
         os.write(self.requests, json.dumps(message).encode() + b"\0")
-        while (answer := self.read()).get("id") != self.calls:
-            said = answer.get("params", {})
-            if "exceptionDetails" in said:
-                self.errors.append(said["exceptionDetails"]["text"])
-            elif "error" in (said.get("entry", {}).get("level"), said.get("type")):
-                self.errors.append(str(said.get("entry", said.get("args"))))
+        answer = self.read()
+        while answer.get("id") != self.calls:
+            answer = self.read()
         assert "error" not in answer, answer
         return answer["result"]
 
-    def value(self, expression):
-        """Return the value of a JavaScript expression in the page."""
-        done = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
-        return done["result"].get("value")
-
-    def wait_for(self, expression, seconds=60):
+    def wait_for(self, expression, seconds=120):
         """Wait until a JavaScript expression is true in the page, and return its value."""
         end = time.monotonic() + seconds
-        while not (value := self.value(expression)):
-            assert time.monotonic() < end, f"never true: {expression}\n{self.errors}"
+        while time.monotonic() < end:
+            done = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+            if done["result"].get("value"):
+                return done["result"]["value"]
             time.sleep(0.2)
-        return value
-
-    def picture(self, left, top, width, height):
-        """Return what a part of the page looks like: from 0 to 1, [height, width, 3]."""
-        clip = {"x": left, "y": top, "width": width, "height": height, "scale": 1}
-        png = base64.b64decode(self.call("Page.captureScreenshot", clip=clip)["data"])
-        return imread(io.BytesIO(png))[..., :3]
+        raise AssertionError(f"never true: {expression}")
 
 
 @contextmanager
 def browse(url, folder):
     """Open a page and yield it. folder is for the browser's own files.
 
-    Afterwards, page.errors holds what its console complained of, and page.asked_for the addresses
-    that the page and its workers asked for.
+    Afterwards, page.asked_for holds the addresses that the page and its workers asked for.
     """
-    browser = need_browser()
     theirs_in, ours_out = os.pipe()
     ours_in, theirs_out = os.pipe()
+    folder.mkdir()
     log = folder / "network.json"
-    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe"]
-    command += ["--window-size=1600,1000", f"--user-data-dir={folder}", f"--log-net-log={log}"]
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe"]
+    options += ["--window-size=1600,1000", f"--user-data-dir={folder}", f"--log-net-log={log}"]
     # The browser reads from descriptor 3 and writes to 4.
     pipes = ["bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "bash"]
     process = subprocess.Popen(
-        [*pipes, *command],
+        [*pipes, need_browser(), *options],
         pass_fds=(theirs_in, theirs_out),
         stderr=subprocess.DEVNULL,
         start_new_session=True,

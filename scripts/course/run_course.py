@@ -1,8 +1,8 @@
 """Run the lessons of scripts/course.toml, print what each of them showed and write a report.
 
-Called by run_course.sh, which sees to the environment. The exit status is 0 if every lesson ended
-well and printed its proof line, 1 if one did not or the report could not be written, 2 for a wrong
-argument, 130 after Ctrl-C.
+Called by run_course.sh, which takes care of the environment. The exit status is 0 if every lesson
+ended well and printed its proof line, 1 if one did not or the report could not be written, 2 for a
+wrong argument, 130 after Ctrl-C.
 
 A lesson that this machine or this version of PyTorch cannot run says so in a sentence, its last
 line on stdout, and ends with the exit status 69 (os.EX_UNAVAILABLE). It is skipped: no failure.
@@ -17,12 +17,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the rooms beside this one
 
-from course.lists import ROOT, read_course
+from course.lists import ROOT, SCRIPTS, read_course
 from course.run_lesson import command_of, run
 from launcher.processes import exit_with
 
 REPORT = Path("runs", "report.html")  # where the lessons put their curves
-# What these lessons make or read is in the data folder of the repository, or where they are told:
+# What these lessons write or read is in the data folder of the repository, or where they are told:
 # {id: (option, path)}.
 MADE = {
     "create_mnist_h5": ("--file", "data/mnist.h5"),
@@ -33,36 +33,64 @@ MADE = {
 
 
 def choose(lessons, wanted):
-    """Return the lessons that were asked for by id or day; all where nothing was.
+    """Return the lessons that were asked for by id or day; all if none was.
 
     Raises ValueError with a sentence for the user if a name is not known.
     """
+    names_of = {x["id"]: (x["id"], x["file"].partition("/")[0]) for x in lessons}
     for name in wanted:
-        if not any(name == x["id"] or x["file"].startswith(f"{name}/") for x in lessons):
-            known = ", ".join(x["id"] for x in lessons)
+        if not any(name in names for names in names_of.values()):
+            known = ", ".join(names_of)
             raise ValueError(f"There is no lesson {name!r}. There are day1, day2 and {known}.")
-    return [
-        x
-        for x in lessons
-        if not wanted or x["id"] in wanted or x["file"].partition("/")[0] in wanted
-    ]
+    return [x for x in lessons if not wanted or set(wanted) & set(names_of[x["id"]])]
 
 
-def with_data_here(lesson):
+def with_data_here(lesson, root=ROOT):
     """Return a lesson whose files are in data/ where the user stands: the repository is read-only.
 
-    What somebody else has made in the repository can be read there.
+    What a colleague has made in the repository can be read there.
     """
     option, path = MADE.get(lesson["id"], ("", ""))
     reads = not lesson["id"].startswith("create")
-    if not option or (reads and (ROOT / path).exists()):
+    if not option or (reads and (root / path).exists()):
         return lesson
     return {**lesson, "arguments": [*lesson["arguments"], option, path]}
 
 
 def event_files():
-    """Return the paths of all files of TensorBoard's that lie where the lessons put theirs."""
+    """Return the paths of all TensorBoard files where the lessons put theirs."""
     return set(REPORT.parent.rglob("events.out.tfevents.*"))
+
+
+def run_all(lessons):
+    """Run these lessons, one after the other; return what the report wants to know, for each."""
+    results = []
+    for number, lesson in enumerate(lessons, 1):
+        program, arguments = command_of(lesson)
+        command = shlex.join([program, *arguments])
+        print(f"\n[{number}/{len(lessons)}] {lesson['idea']}\n   $ {command}", flush=True)
+        before = event_files()
+        result = {"id": lesson["id"], "idea": lesson["idea"], "command": command, **run(lesson)}
+        results.append({**result, "events": sorted(event_files() - before)})
+    return results
+
+
+def print_table(results):
+    """Print what each lesson showed, and how many ended well."""
+    wide = max(len("lesson"), *(len(x["id"]) for x in results))
+    width = max(len("what it showed"), *(len(x["showed"]) for x in results))
+    print(f"\n{'lesson':>{wide}}  {'what it showed':<{width}}  {'seconds':>7}")
+    for x in results:
+        state = x["problem"] or (f"skipped: {x['skipped']}" if x["skipped"] else "ok")
+        print(f"{x['id']:>{wide}}  {x['showed']:<{width}}  {x['seconds']:7.1f}  {state}")
+    failed = sum(bool(x["problem"]) for x in results)
+    skipped = sum(bool(x["skipped"]) for x in results)
+    ran = len(results) - skipped
+    parts = [f"{ran - failed} of {ran} lessons ok"]
+    if skipped:
+        parts.append(f"{skipped} skipped")
+    parts.append(f"{sum(x['seconds'] for x in results):.0f} seconds in all")
+    print("\n" + ", ".join(parts), flush=True)
 
 
 def write_report(results, began):
@@ -80,14 +108,17 @@ def write_report(results, began):
 
 
 def main():
-    """Run the lessons asked for, then print the table."""
+    """Run the lessons asked for, print the table, write the report; return the exit status."""
     parser = argparse.ArgumentParser(prog="run_course.sh", description=__doc__.splitlines()[0])
     parser.add_argument("lesson", nargs="*", help="lesson ids, day1 or day2; all if none is given")
     parser.add_argument("--list", action="store_true", help="show the lessons and run nothing")
+    parser.add_argument(
+        "--course", type=Path, default=SCRIPTS / "course.toml", help="another list of lessons"
+    )
     args = parser.parse_args()
     try:
-        lessons = choose(read_course(), args.lesson)
-    except ValueError as error:
+        lessons = choose(read_course(args.course), args.lesson)
+    except (OSError, ValueError) as error:
         parser.error(str(error))
     if args.list:
         for x in lessons:
@@ -99,27 +130,11 @@ def main():
     if not os.access(ROOT / "data", os.W_OK):
         lessons = [with_data_here(lesson) for lesson in lessons]
     print("Each lesson first imports torch. The first time, that takes several silent seconds.")
-    began, results = time.time(), []
-    for number, lesson in enumerate(lessons, 1):
-        program, arguments = command_of(lesson)
-        shown, before = shlex.join([program, *arguments]), event_files()
-        print(f"\n[{number}/{len(lessons)}] {lesson['idea']}\n   $ {shown}", flush=True)
-        result = {"id": lesson["id"], "idea": lesson["idea"], "command": shown, **run(lesson)}
-        results.append({**result, "events": sorted(event_files() - before)})
-    name, showed = "lesson", "what it showed"
-    wide = max(len(name), *(len(x["id"]) for x in results))
-    width = max(len(showed), *(len(x["showed"]) for x in results))
-    print(f"\n{name:>{wide}}  {showed:<{width}}  {'seconds':>7}")
-    for x in results:
-        state = x["problem"] or (f"skipped: {x['skipped']}" if x["skipped"] else "ok")
-        print(f"{x['id']:>{wide}}  {x['showed']:<{width}}  {x['seconds']:7.1f}  {state}")
-    failed, skipped = (sum(bool(x[key]) for x in results) for key in ("problem", "skipped"))
-    ran = len(results) - skipped
-    total = f"{ran - failed} of {ran} lessons ok, "
-    total += f"{skipped} skipped, " if skipped else ""
-    print(f"\n{total}{sum(x['seconds'] for x in results):.0f} seconds in all", flush=True)
+    began = time.time()
+    results = run_all(lessons)
+    print_table(results)
     written = write_report(results, began)
-    return 0 if written and not failed else 1
+    return 0 if written and not any(x["problem"] for x in results) else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Starting the lessons, as run_course.py and update_docs.py do."""
+"""Starting a lesson, as run_course.py and update_docs.py do."""
 
 import os
 import sys
@@ -33,33 +33,38 @@ def start(lesson, **options):
 
 
 def run(lesson, **options):
-    """Run one lesson, its output passed on line by line. Return what came of it, a dict.
+    """Run one lesson and pass its output on, line by line. Return a dict; the options are Popen's.
 
-    The options are Popen's.
-
-    output is the text; showed is its line beginning with "=>" or ""; seconds is how long it took;
-    problem is a few words or ""; skipped is the lesson's sentence if it cannot run here, or "".
+    output    all that it printed
+    showed    its last line that begins with "=>", or ""
+    seconds   how long it took
+    problem   what went wrong in a few words, or ""
+    skipped   the lesson's own sentence if it cannot run here, or ""
     """
-    showed, said = "", ""
+    showed = ""
+    last_line = ""
     with start(lesson, **options) as job:
         for line in job.lines():
             print(f"   {line}", end="", flush=True)
-            said = line.strip() or said
+            last_line = line.strip() or last_line
             if line.startswith("=>"):
-                showed = said
+                showed = line.strip()
     for process in job.left:
         print(f"   left behind, ended now: process {process}", flush=True)
-    problem, skipped = job.trouble, ""
-    if job.status == os.EX_UNAVAILABLE and said and not (job.stopped or job.left):
-        problem, skipped = "", said
-    elif showed.endswith(": WRONG"):
-        problem = "WRONG"
-    elif not problem and not showed.endswith(": ok"):
-        problem = "no proof line"
+    cannot_run = job.status == os.EX_UNAVAILABLE and last_line and not (job.stopped or job.left)
     return {
         "output": job.output,
         "showed": showed,
         "seconds": job.seconds,
-        "problem": problem,
-        "skipped": skipped,
+        "problem": "" if cannot_run else problem(job, showed),
+        "skipped": last_line if cannot_run else "",
     }
+
+
+def problem(job, showed):
+    """Return what was wrong with a lesson that has ended, in a few words; "" if nothing was."""
+    if showed.endswith(": WRONG"):
+        return "WRONG"
+    if job.trouble or showed.endswith(": ok"):
+        return job.trouble
+    return "no proof line"
