@@ -51,8 +51,8 @@ SHORT = {
     "11": "--file {folder}/mnist.h5 --epochs 1 --max-steps 5",
     "12": "--images 1280 --batch-size 32 --save-every 4 --crash-at-step 6",
     "13": "--epochs 2 --max-steps 6 --warm-up 4",
-    "create_ratings": "--folder {folder}/ratings --copies 1 --files 12",
-    "14": "--folder {folder}/ratings --batch-size 504",
+    "create_ratings": "--folder {folder}/ratings --copies 3 --files 12",
+    "14": "--folder {folder}/ratings --epochs 1 --batch-size 504 --lr 0.03",
     "15": "",
     "16": "--max-steps 20 --batch-size 16",
     "17": "--max-steps 12",
@@ -85,7 +85,7 @@ def run_short(lesson_id, ranks, folder, env):
     arguments = arguments_of(lesson_id, folder)
     if lesson.get("nodes"):
         nodes = "2x2" if ranks == 4 else ranks
-        command = ["--local", nodes, *lesson.get("launcher", []), lesson["file"], *arguments]
+        command = ["--local", nodes, *lesson.get("launcher", []), ROOT / lesson["file"], *arguments]
         return launch(*map(str, command), cwd=folder, env=env)
     if lesson_id not in ONE_PROCESS:
         arguments = [str(ranks), *arguments]
@@ -99,19 +99,15 @@ def quick_and_full():
         ranks = 4 if lesson_id in ("9", "10") else 2
         if lesson_id in ONE_PROCESS:
             ranks = 1
-        runs.append(pytest.param(lesson_id, ranks, {}, marks=pytest.mark.short))
+        runs.append((lesson_id, ranks, {}, pytest.mark.short))
         if lesson_id not in ONE_PROCESS:
-            runs.append(pytest.param(lesson_id, 1, {}, marks=full))
-            runs.append(pytest.param(lesson_id, 3, NO_CUDA, marks=full))
-    runs.append(pytest.param("4", 7, {}, marks=full))  # 7 does not divide 60,000
-    return runs
+            runs.append((lesson_id, 1, {}, full))
+            runs.append((lesson_id, 3, NO_CUDA, full))
+    runs.append(("4", 7, {}, full))  # 7 does not divide 60,000
+    return [pytest.param(*run, marks=mark, id=f"{run[0]}-{run[1]}") for *run, mark in runs]
 
 
-@pytest.mark.parametrize(
-    ("lesson_id", "ranks", "env"),
-    quick_and_full(),
-    ids=lambda value: "no_cuda" * bool(value) if isinstance(value, dict) else None,
-)
+@pytest.mark.parametrize(("lesson_id", "ranks", "env"), quick_and_full())
 def test_a_lesson_runs_as_its_page_says(lesson_id, ranks, env, tmp_path):
     status, output = run_short(lesson_id, ranks, tmp_path, env | NO_WARNINGS)
     if "cannot shard on CPUs" in output:
@@ -120,19 +116,25 @@ def test_a_lesson_runs_as_its_page_says(lesson_id, ranks, env, tmp_path):
     assert proves(output), output
     assert "Traceback" not in output
     assert "Warning" not in output  # of PyTorch's C++, too
-    # The numbers are a run's own, the kinds of lines are not. One rank has fewer of them.
-    shown = lines_before_the_proof(recorded_output(lesson_id))
-    output_as_shown = output.replace(platform.node(), "this-machine")
-    printed = lines_before_the_proof(output_as_shown.replace(sys.executable, "python"))
-    assert printed == shown if ranks in (2, 4) else printed <= shown
+    if "TEST_WITH_GPUS" not in os.environ:  # the pages show what CPUs print
+        shown = kinds_of_lines(recorded_output(lesson_id))
+        printed = kinds_of_lines(as_recorded(output, tmp_path))
+        assert printed <= shown
+        assert printed == shown or ranks in (1, 3)  # they have no row of a pair, of a node, ...
     if lesson_id in NUMBERS:
         NUMBERS[lesson_id](output, ranks, tmp_path)
 
 
-def lines_before_the_proof(output):
-    """Return the kinds of an output's lines, without what torchrun logs of a restart.
+def as_recorded(output, folder):
+    """Return an output with the names of the pages: of the machine, Python and the folder."""
+    output = output.replace(platform.node(), "this-machine")
+    return output.replace(sys.executable, "python").replace(f"{folder}/", "data/")
 
-    A proof line has words that its numbers choose.
+
+def kinds_of_lines(output):
+    """Return the kinds of lines before the proof, whose words may depend on its numbers.
+
+    What torchrun logs when it restarts a job does not count.
     """
     lines = shape(output.rpartition("=> ")[0])
     return {line for line in lines if not re.match(r"[WE]#", line)}
@@ -283,7 +285,7 @@ def test_a_rank_that_never_comes_ends_the_others_after_dist_timeout(lesson_id, t
     begin = time.monotonic()
     status, output = run_ranks(2, mutant, cwd=tmp_path, env={"DIST_TIMEOUT": "4"})
     assert status != 0
-    assert "4000ms" in output
+    assert re.search(r"4000ms|\(ms\)=4000", output)  # gloo's words, NCCL's words
     assert time.monotonic() - begin < 50
 
 
