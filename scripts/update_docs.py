@@ -32,7 +32,7 @@ Usage: scripts/update_docs.py              fill in tables and diffs
        scripts/update_docs.py --works-with take what run_tests.sh --torch has recorded in
                                            runs/works_with/ into tests/works_with.json, and its
                                            packages into tests/constraints.txt
-       scripts/update_docs.py --devices    ask the lessons, by tests/standin, and fill in the tables
+       scripts/update_docs.py --devices    ask the lessons, by tests/gpu, and fill in the tables
 
 In a page of a lesson, each word of the glossary is a link where it is first used: those that are
 missing are put in, too.

@@ -321,5 +321,5 @@ def gpu_table():
 
 def device_table(day):
     """Return the table of the devices that a day's lessons choose on many kinds of machines."""
-    command = [sys.executable, str(ROOT / "tests" / "standin" / "devices.py"), day]
+    command = [sys.executable, str(ROOT / "tests" / "gpu" / "devices.py"), day]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout

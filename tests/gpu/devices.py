@@ -1,24 +1,32 @@
 """Which device and which backend the lessons choose on which machine, as Markdown tables.
 
-    python tests/standin/devices.py day1
-    python tests/standin/devices.py day2
+    python tests/gpu/devices.py day1
+    python tests/gpu/devices.py day2
 
 Nothing of it needs a GPU: the lessons' own functions are asked, with the stand-in accelerator.
 update_docs.py --devices puts the tables into the pages of the days.
 """
 
-import contextlib
+import importlib.util
 import os
 import re
-import runpy
-import subprocess
 import sys
 from pathlib import Path
 from unittest import mock
 
-FOLDER = Path(__file__).resolve().parent
-ROOT = FOLDER.parents[1]
 MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+if __name__ == "__main__":
+    for variable in list(os.environ):
+        if variable in MASKS or variable.startswith(("SLURM_", "STANDIN_")):
+            del os.environ[variable]
+    os.environ["STANDIN_GPUS"] = "4"  # before the stand-in is imported, and torch after it
+    sys.modules.pop("sitecustomize", None)  # the system may have one of its own
+
+import sitecustomize  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = {"day1": "day1/4_mnist_manual_ddp.py", "day2": "day2/10_mnist_ddp_pt_multinode.py"}
+LESSON_15 = "day2/15_linear_accelerate.py"
 # What is there, how many ranks there are on the node, and the variables of each rank. In these,
 # {rank} is the number of the rank.
 ONE, FOUR, EIGHT = ({"STANDIN_GPUS": str(gpus)} for gpus in (1, 4, 8))
@@ -88,77 +96,79 @@ DAY2 = [
     ("the same with two GPUs", 4, SHELL | {"CUDA_VISIBLE_DEVICES": "0,1"}),
     ("`--local 1x4`, no Slurm, 1 GPU", 4, ONE),
 ]
+SETUPS = {"day1": DAY1, "day2": DAY2}
 
 
-class ChosenError(Exception):
-    """Raised in place of making an Accelerator, to see what it would be made with."""
+class Rank:
+    """The lessons of a day, asked as a rank of a node with the stand-in's GPUs."""
+
+    def __init__(self, day):
+        """Load the lessons. Day 2 has lesson 15, which chooses through Accelerate."""
+        self.choose_device = load(FILES[day]).choose_device
+        self.make_accelerator = None
+        if day == "day2":
+            lesson = load(LESSON_15)
+            lesson.Accelerator = device_for_accelerate
+            self.make_accelerator = lesson.make_accelerator
+
+    def choose(self, rank, ranks, variables):
+        """Return (kind of device, GPU, backend, lesson 15's kind of device).
+
+        GPU is its number in the machine, whatever a mask calls it; "" on a CPU.
+        """
+        env = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+        for name, value in variables.items():
+            env[name] = value.format(rank=rank, world_size=ranks)
+        with mock.patch.dict(os.environ, {name: str(value) for name, value in env.items()}):
+            device, backend = self.choose_device(rank, ranks)
+            gpu = ""
+            if device.type != "cpu":
+                gpu = str(sitecustomize.visible()[device.index])
+                gpu = re.sub(r"MIG-.*", "a part", gpu)
+            lesson_15 = self.make_accelerator and self.make_accelerator()
+        return device.type, gpu, backend, lesson_15
 
 
-def device_of_lesson_15(lesson):
-    """Return the kind of device that lesson 15 has Accelerate choose."""
-    lesson["main"].__globals__["Accelerator"] = mock.Mock(side_effect=ChosenError)
-    with contextlib.suppress(ChosenError):
-        lesson["main"](None)
-    return "CPU" if lesson["main"].__globals__["Accelerator"].call_args.kwargs["cpu"] else "GPU"
+def device_for_accelerate(cpu, kwargs_handlers):
+    """Stand in the place of Accelerator: return the kind of device that it would be made for."""
+    return "CPU" if cpu else "GPU"
 
 
-def choose(ranks, variables, choose_device, lesson_15=None):
-    """Return what each of the ranks of a node chooses, [(kind, GPU, backend, lesson 15's)].
-
-    GPU is its number in the machine, whatever the mask calls it; None on a CPU.
-    """
-    import sitecustomize
-
-    chosen = []
-    for rank in range(ranks):
-        own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-        own |= {k: v.format(rank=rank, world_size=ranks) for k, v in variables.items()}
-        with mock.patch.dict(os.environ, {k: str(v) for k, v in own.items()}):
-            device, backend = choose_device(rank, ranks)
-            gpu = None if device.type == "cpu" else sitecustomize.visible()[device.index]
-            also = lesson_15 and device_of_lesson_15(lesson_15)
-            chosen.append((device.type, gpu, backend, also))
-    return chosen
+def load(name):
+    """Return a lesson as a module."""
+    spec = importlib.util.spec_from_file_location("lesson", ROOT / name)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def words(variables):
-    """Return the mask of a set-up as a user would type it."""
+    """Return the masks of a set-up as a user would type them."""
     masks = [f"`{name}={variables[name]}`" for name in MASKS if name in variables]
-    return ", ".join(masks).replace("{rank}", "0") + (" to `3`" if "{rank}" in str(masks) else "")
+    text = ", ".join(masks)
+    if "{rank}" in text:
+        return text.replace("{rank}", "0") + " to `3`"
+    return text
 
 
 def table(day):
-    """Return the table of a day's set-ups. To be called where the stand-in is at work."""
+    """Return the table of a day's set-ups."""
     head = ["what is there", "ranks on the node", "mask", "device", "GPU of each rank", "backend"]
-    head += ["lesson 15"] if day == "day2" else []
-    rows = [head, ["---"] * len(head)]
-    file = "day1/4_mnist_manual_ddp.py" if day == "day1" else "day2/10_mnist_ddp_pt_multinode.py"
-    choose_device = runpy.run_path(str(ROOT / file))["choose_device"]
-    lesson_15 = None
     if day == "day2":
-        lesson_15 = runpy.run_path(str(ROOT / "day2" / "15_linear_accelerate.py"))
-    for there, ranks, variables in DAY1 if day == "day1" else DAY2:
-        chosen = choose(ranks, variables, choose_device, lesson_15)
-        kinds, gpus, backends, also = ([*x] for x in zip(*chosen))
-        gpus = [re.sub(r"MIG-.*", "a part", str(gpu)) for gpu in gpus]
-        row = [there, str(ranks), words(variables), kinds[0]]
-        row += ["" if kinds[0] == "cpu" else " ".join(gpus), backends[0]]
-        row += [also[0]] if lesson_15 else []
+        head.append("lesson 15")
+    rows = [head, ["---"] * len(head)]
+    lessons = Rank(day)
+    for there, ranks, variables in SETUPS[day]:
+        chosen = [lessons.choose(rank, ranks, variables) for rank in range(ranks)]
+        kinds, gpus, backends, lesson_15 = zip(*chosen, strict=True)
         # Ranks that do not agree would never meet.
-        assert len({*zip(kinds, backends, also)}) == 1, (there, chosen)
+        assert len(set(zip(kinds, backends, lesson_15, strict=True))) == 1, (there, chosen)
+        row = [there, str(ranks), words(variables), kinds[0], " ".join(gpus).strip(), backends[0]]
+        if day == "day2":
+            row.append(lesson_15[0])
         rows.append(row)
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def make(day):
-    """Return the table of a day, made in a process of its own."""
-    env = {name: value for name, value in os.environ.items() if name not in MASKS}
-    env = {name: value for name, value in env.items() if not name.startswith("SLURM_")}
-    env |= {"PYTHONPATH": str(FOLDER), "STANDIN_GPUS": "4"}
-    command = [sys.executable, __file__, day, "--child"]
-    return subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout
-
-
 if __name__ == "__main__":
-    day = sys.argv[1]
-    print(table(day) if "--child" in sys.argv else make(day), end="")
+    print(table(sys.argv[1]), end="")
