@@ -23,8 +23,7 @@ LESSON_17 = ROOT / LESSONS["17"]["file"]
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=FULL), 3])
 def test_lesson_15_takes_the_steps_of_ddp_on_any_number_of_ranks(ranks, tmp_path):
-    few = ("--epochs", 5)
-    status, output = run_ranks(ranks, LESSON_15, *few, cwd=tmp_path)
+    status, output = run_ranks(ranks, LESSON_15, "--epochs", 5, cwd=tmp_path)
     assert f"ranks: {ranks}, device: cpu" in output
     assert float(re.search(r"losses within (\S+) of those without", output)[1]) < 1e-5
     # After so few steps it has not found the line, and says so.
@@ -44,15 +43,17 @@ def test_accelerate_launch_starts_lesson_15_too(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "wrong", "says"),
+    ("epochs", "line", "wrong", "says"),
     [
         (
+            5,
             "accelerator.prepare(model, optimizer, loader)",
             "model, optimizer, loader",
             r"losses within \de(-0[1-3]|\+\d\d) of those without Accelerate",
         ),
         # Only the line is wrong: with Accelerate and without, the losses are the same.
         pytest.param(
+            50,
             "TensorDataset(x, 0.7 * x + 0.3)",
             "TensorDataset(x, 0.7 * x + 0.4)",
             r"^=> y = 0.70 x \+ 0.40 \(limit",
@@ -60,8 +61,8 @@ def test_accelerate_launch_starts_lesson_15_too(tmp_path):
         ),
     ],
 )
-def test_lesson_15_says_that_it_is_wrong(line, wrong, says, tmp_path):
-    output = run_mutant("15", [(line, wrong)], 2, cwd=tmp_path)
+def test_lesson_15_says_that_it_is_wrong(epochs, line, wrong, says, tmp_path):
+    output = run_mutant("15", [(line, wrong)], 2, "--epochs", epochs, cwd=tmp_path)
     assert_disproved(output, says)
 
 
