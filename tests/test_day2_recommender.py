@@ -1,0 +1,301 @@
+"""Ratings in many files, and lesson 14: the same model however many ranks share them."""
+
+import argparse
+import json
+import os
+import re
+import shutil
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+from helpers import (
+    ALONE,
+    LESSONS,
+    ROOT,
+    load_lesson,
+    losses,
+    once,
+    proof_of,
+    proves,
+    refusal,
+    run_lesson,
+    same_losses,
+)
+from mutants import assert_disproved, run_mutant
+from ranks import run_ranks
+from torch.utils.data import DataLoader
+
+FULL = pytest.mark.full
+LESSON = ROOT / LESSONS["14"]["file"]
+HEADER = "userId,movieId,rating,timestamp\n"
+BATCH = 2016  # 168 ratings of each of 12 files in a step, on 1, 2, 3 or 4 ranks
+
+
+def create(folder, *arguments):
+    """Run create_ratings.py; return (exit status, output)."""
+    return run_lesson("create_ratings", *arguments, cwd=folder)
+
+
+@pytest.fixture(scope="module")
+def ratings(tmp_path_factory):
+    """A folder with three times the ratings of 610 users."""
+
+    def make():
+        folder = tmp_path_factory.mktemp("data") / "ratings"
+        options = ("--folder", folder, "--copies", 3, "--files", 12)
+        return *create(folder.parent, *options), str(folder)
+
+    status, output, folder = once(tmp_path_factory, "ratings", make)
+    assert status == 0, output
+    assert proves(output)
+    assert proof_of(output).startswith("=> 302,508 ratings in 12 files, of users 1 to 1,830 and ")
+    return Path(folder)
+
+
+# The files
+
+
+def test_invented_ratings_are_like_the_real_ones_and_well_shuffled(ratings):
+    """610 users, 9,724 movies, 100,836 ratings: MovieLens ml-latest-small."""
+    files = [np.load(file) for file in sorted(ratings.glob("*.npy"))]
+    rows = np.concatenate(files)
+    users, movies = ((ratings / f"{x}.txt").read_text().split() for x in ("userId", "movieId"))
+    assert len(users) == 3 * 610
+    assert len(movies) == 9724
+    assert len(np.unique(rows[["userId", "movieId"]])) == len(rows) == 3 * 100_836
+    assert set(rows["rating"]) == {n / 2 for n in range(1, 11)}
+    assert rows["rating"].mean() == pytest.approx(3.5, abs=0.1)
+    assert rows["rating"].std() == pytest.approx(1.04, abs=0.1)
+    of_user = np.unique(rows["userId"], return_counts=True)[1]
+    assert of_user.min() >= 20
+    assert of_user.max() > 1500
+    # What is held out, the last tenth of each file, is a fair sample of all three times.
+    held_out = np.concatenate([part[len(part) * 9 // 10 :] for part in files])
+    ids = np.array(users, dtype=int)[held_out["userId"] - 1]
+    assert (ids > 2 * 610).mean() == pytest.approx(1 / 3, abs=0.02)
+
+
+def test_a_csv_of_ones_own_becomes_files_and_a_model(tmp_path):
+    """With ids of any size, from which rows are made and can be found again."""
+    csv, folder = tmp_path / "ratings.csv", tmp_path / "shards"
+    given = [(9_000_000_000 + n % 7, n % 11 - 5, (1 + n % 10) / 2, n) for n in range(1000)]
+    csv.write_text(HEADER + "".join(f"{u},{m},{r},{t}\n" for u, m, r, t in given))
+    arguments = ("--csv", csv, "--folder", folder, "--files", 7, "--seed", -1)
+    status, output = create(tmp_path, *arguments)
+    assert status == 0, output
+    proof = "=> 1,000 ratings in 7 files, of users 1 to 7 and movies 1 to 11, read as written: ok"
+    assert proof_of(output) == proof
+    files = [np.load(file) for file in sorted(folder.glob("*.npy"))]
+    assert {len(file) for file in files} == {142, 143}
+    rows = np.concatenate(files)
+    in_order = np.diff(rows["timestamp"].astype(int)) == 7  # as a file without shuffling has it
+    assert in_order.mean() < 0.1
+    rows = np.sort(rows, order="timestamp").tolist()
+    users, movies = ((folder / f"{x}.txt").read_text().split() for x in ("userId", "movieId"))
+    assert [(int(users[u - 1]), int(movies[m - 1]), r, t) for u, m, r, t in rows] == given
+    few = ("--folder", folder, "--seed", -1, "--epochs", 1)
+    status, output = run_ranks(1, LESSON, *few, cwd=tmp_path)
+    assert "Traceback" not in output
+    assert "on 105 held-out ratings" in output
+
+
+def test_a_folder_that_is_there_stays_unless_forced(tmp_path):
+    folder = tmp_path / "shards"
+    arguments = ("--copies", 1, "--files", 2, "--folder", folder)
+    status, output = create(tmp_path, *arguments)
+    assert status == 0, output
+    assert create(tmp_path, *arguments, "--force")[0] == 0
+    status, output = create(tmp_path, *arguments)
+    assert status == 1
+    assert output.strip() == f"{folder} is there already. To write it again: --force"
+    # What it did not write stays even then.
+    (folder / "mine.txt").write_text("precious")
+    status, output = create(tmp_path, *arguments, "--force")
+    assert status == 1
+    assert f"{folder} could not be written: " in output
+    assert "Traceback" not in output
+    assert (folder / "mine.txt").read_text() == "precious"
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "There is no file "),
+        ("1::1193::5::978300760\n", "its first line must be userId,movieId,rating,timestamp"),
+        (HEADER + "1,2,three,4\n", "could not convert string 'three'"),
+        (HEADER + "1,2,nan,4\n", "every rating must be a finite number"),
+    ],
+)
+def test_a_bad_csv_gets_one_sentence(content, sentence, tmp_path):
+    csv = tmp_path / "x.csv"
+    if content is not None:
+        csv.write_text(content)
+    status, output = create(tmp_path, "--csv", csv, "--folder", tmp_path / "shards")
+    assert status == 1
+    assert len(output.splitlines()) == 1
+    assert sentence in output
+    assert str(csv) in output
+    assert not (tmp_path / "shards").exists()
+
+
+# The lesson
+
+
+def options(ratings, ranks=1):
+    few = ("--folder", ratings, "--batch-size", BATCH // ranks, "--lr", 0.03, "--epochs", 1)
+    return [str(x) for x in few]
+
+
+def results(output):
+    """Return what must not depend on the number of ranks: RMSE before and after, mean loss."""
+    found = re.findall(r"(?:RMSE|loss) ([\d.]+)", output)
+    assert len(found) == 3, output
+    return [float(x) for x in found]
+
+
+@pytest.fixture(scope="module")
+def alone(ratings, tmp_path_factory):
+    """What one process prints, and the losses that it wrote."""
+
+    def run():
+        folder = tmp_path_factory.mktemp("alone")
+        status, output = run_ranks(1, LESSON, *options(ratings), cwd=folder)
+        assert status == 0, output
+        return output, losses(folder / "runs" / LESSON.stem)
+
+    output, curve = once(tmp_path_factory, "lesson_14_alone", run)
+    assert proves(output), output
+    return output, curve
+
+
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=FULL), 3, pytest.param(4, marks=FULL)])
+def test_any_number_of_ranks_gives_the_same_model(ranks, ratings, alone, tmp_path):
+    few = options(ratings, ranks)
+    status, output = run_ranks(ranks, LESSON, *few, cwd=tmp_path)
+    assert status == 0, output
+    assert proves(output), output
+    assert f"files: 12, for each rank: {12 // ranks}\n" in output
+    assert results(output) == pytest.approx(results(alone[0]), abs=1.1e-4)  # 4 digits are printed
+    curve = losses(tmp_path / "runs" / LESSON.stem)
+    assert [seen for seen, _ in curve] == [seen for seen, _ in alone[1]]
+    assert same_losses([x for _, x in curve], [x for _, x in alone[1]])
+
+
+def test_the_error_to_beat_is_that_of_the_biases(ratings, alone):
+    """As the formula has it: the mean, then movies, then users, each with 5 more ratings."""
+    parts = [np.load(file) for file in sorted(ratings.glob("*.npy"))]
+    known = np.concatenate([part[: len(part) * 9 // 10] for part in parts])
+    held_out = np.concatenate([part[len(part) * 9 // 10 :] for part in parts])
+    sizes = json.loads((ratings / "sizes.json").read_text())
+    mean = known["rating"].astype(float).mean()
+    rest, error = known["rating"] - mean, held_out["rating"] - mean
+    for name, size in (("movieId", sizes["movies"]), ("userId", sizes["users"])):
+        ids = known[name]
+        bias = np.bincount(ids, rest, size) / (np.bincount(ids, minlength=size) + 5)
+        rest, error = rest - bias[ids], error - bias[held_out[name]]
+    assert results(alone[0])[0] == pytest.approx(np.sqrt((error**2).mean()), abs=1.1e-4)
+
+
+def write_numbers(folder, lengths):
+    """Write files in which each rating has a user of its own, counted through all files."""
+    kinds = [("userId", "<i4"), ("movieId", "<i4"), ("rating", "<f4"), ("timestamp", "<u4")]
+    first = 0
+    for number, length in enumerate(lengths):
+        rows = np.zeros(length, kinds)
+        rows["userId"] = np.arange(first, first + length)
+        np.save(folder / f"{number:04d}.npy", rows)
+        first += length
+    return sorted(folder.glob("*.npy"))
+
+
+def steps_of(monkeypatch, files, lengths, world_size, epoch):
+    """Return the users of each step on each rank: [rank][step]."""
+    # 4 ratings of each file in a step.
+    args = argparse.Namespace(seed=0, buffer=3, batch_size=4 * (len(files) // world_size))
+    counts = np.array(lengths) * 9 // 10
+    lesson = load_lesson("14")
+    ranks = []
+    for rank in range(world_size):
+        values = {"get_world_size": world_size, "get_rank": rank}
+        for name, value in values.items():
+            monkeypatch.setattr(dist, name, lambda value=value: value)
+        stream = lesson.ShardStream(files, counts, args)
+        stream.epoch = epoch
+        batches = [users.tolist() for users, _, _ in DataLoader(stream, batch_size=None)]
+        assert len(batches) == len(stream)
+        ranks.append(batches)
+    return ranks
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6])
+def test_ranks_share_the_files_and_all_have_as_many_batches(world_size, monkeypatch, tmp_path):
+    lengths = [101, 90, 95, 120, 97, 99]
+    files = write_numbers(tmp_path, lengths)
+    begins = np.cumsum([0, *lengths])
+    held_out = {x for b, n in zip(begins, lengths) for x in range(b + n * 9 // 10, b + n)}
+    orders = []
+    for epoch in range(2):
+        ranks = steps_of(monkeypatch, files, lengths, world_size, epoch)
+        # The shortest file has 81 ratings for training, and each step takes 4 of them.
+        assert {len(steps) for steps in ranks} == {20}
+        assert len({len(batch) for steps in ranks for batch in steps}) == 1
+        seen = [user for steps in ranks for batch in steps for user in batch]
+        assert len(seen) == len(set(seen))
+        assert not set(seen) & held_out
+        orders.append(seen)
+    assert orders[0] != orders[1]
+    if 6 % world_size == 0:  # the ranks together take the steps of one process
+        (single,) = steps_of(monkeypatch, files, lengths, 1, epoch)
+        together = [sorted(chain(*step)) for step in zip(*ranks, strict=True)]
+        assert together == [sorted(step) for step in single]
+
+
+@pytest.mark.parametrize("damage", ["no folder", "no file", "truncated", "foreign"])
+def test_a_damaged_folder_gets_one_sentence(damage, ratings, tmp_path):
+    folder = tmp_path / "ratings"
+    if damage != "no folder":
+        shutil.copytree(ratings, folder)
+    if damage == "no file":
+        (folder / "0003.npy").unlink()
+    elif damage == "truncated":
+        os.truncate(folder / "0003.npy", 1000)
+    elif damage == "foreign":
+        np.save(folder / "0003.npy", np.zeros(100))
+    status, output = refusal("14", "--folder", folder, env=ALONE)
+    assert status == 2
+    sentence = f"argument --folder: {folder} is missing, damaged or of another kind. Make it: "
+    assert sentence in output.splitlines()[-1]
+
+
+# Without their key lines
+
+
+def test_create_ratings_says_that_something_else_is_written(tmp_path):
+    line = ("order[number :: args.files]]", "order[number + 1 :: args.files]]")
+    few = ("--folder", tmp_path / "x", "--copies", 1, "--files", 3)
+    output = run_mutant("create_ratings", [line], 1, *few, cwd=tmp_path)
+    assert_disproved(output, ", read NOT as written: WRONG$")
+
+
+MUTANTS = [
+    ("    dist.all_gather(joined, tensor)\n", "", ", models DIFFERENT, "),
+    ("        optimizer.step()\n", "", r"^=> RMSE .*, -?0\.0% below biases alone .*models id"),
+    (
+        "steps = min(self.args.buffer, self.steps - first)",
+        "steps = self.steps - first",
+        r" [\d,]+ of 302,508 ratings read at a time \(limit 10,080\): WRONG$",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong", "says"), [MUTANTS[0], *(pytest.param(*x, marks=FULL) for x in MUTANTS[1:])]
+)
+def test_lesson_14_says_that_it_is_wrong(line, wrong, says, ratings, tmp_path):
+    few = (*options(ratings, 2), "--buffer", 10)
+    output = run_mutant("14", [(line, wrong)], 2, *few, cwd=tmp_path)
+    assert_disproved(output, says)
