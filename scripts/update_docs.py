@@ -1,8 +1,7 @@
 """Fill in the blocks of the pages and of the slides: outputs, excerpts, diffs, tables, links.
 
 A block stands between two marks, <!-- begin KIND ... --> and <!-- end -->. scripts/docs/blocks.py
-says which kinds there are. In a page of a lesson, each word of the glossary is a link where it is
-first used: those that are missing are put in, too.
+says which kinds there are.
 
 Usage: scripts/update_docs.py              fill in all blocks
        scripts/update_docs.py --check      change nothing; exit status 1 if something is stale
@@ -24,7 +23,6 @@ from course.lists import ROOT, read_course, read_days, read_exercises, read_page
 from course.run_lesson import command_of, run
 from docs import recordings
 from docs.blocks import Course, fill
-from docs.glossary import link_terms
 from docs.pages import DECKS, PAGES
 from launcher.processes import exit_with
 
@@ -77,12 +75,10 @@ def record_faults():
 
 def update(course, check):
     """Fill in the blocks of all pages, then of the decks; return the files that were stale."""
-    of_lessons, stale = {x["file"] for x in course.pages}, []
+    stale = []
     for file in [*PAGES, *DECKS]:
         old = (ROOT / file).read_text()
         new = fill(old, file, course)
-        if file in of_lessons:
-            new = link_terms(new, file)
         if new != old:
             stale.append(file)
             if not check:
