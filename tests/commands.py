@@ -20,9 +20,9 @@ from helpers import ALONE, LESSONS, ROOT
 from torch.distributed.run import get_args_parser
 
 # The programs of others, whose options nobody checks here.
-OTHERS = """#SBATCH accelerate apt-get cat cd conda df diff du exit export find git head hostname kill
-killall mkdir module nvidia-smi pgrep pip pre-commit py-spy salloc sbatch scancel scontrol scp sed
-source squeue srun ssh ssh-keygen sudo tail tensorboard tmux torchfrtrace unset"""
+OTHERS = """#SBATCH accelerate apt-get cat cd conda df diff du exit export find git head hostname
+kill killall mkdir module nvidia-smi pgrep pip pre-commit py-spy salloc sbatch scancel scontrol
+scp sed source squeue srun ssh ssh-keygen sudo tail tensorboard tmux torchfrtrace unset"""
 WITH_VALUE = {"--local", "--max-restarts"}  # options of the launcher; the lesson comes after them
 OWN = {"train.py", "hang.py", "silent.py"}  # what a reader has written, or a copy of a lesson
 OF_FILES = {"mnist_folder", "hdf5_file", "ratings_folder"}  # types that look for data
@@ -134,9 +134,8 @@ def check_help(script, arguments):
 @functools.cache
 def output_of(*command):
     """Return (exit status, output) of a command."""
-    done = subprocess.run(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60
-    )
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(command, cwd=ROOT, text=True, timeout=200, **both)
     return done.returncode, done.stdout
 
 
