@@ -12,35 +12,28 @@
 # the versions in package-lock.json; later ones need no network.
 # CHROME_PATH names another browser than chromium.
 set -euo pipefail
-export LC_ALL=C # so that figures/*.svg has the same order everywhere
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-cd "$here"
+cd "$(dirname "${BASH_SOURCE[0]}")"
 fail() {
   echo "$1" >&2
   exit 1
 }
 
 html_only=''
-decks=()
-cheat_sheet=''
+names=()
 for argument in "$@"; do
   case $argument in
     -h | --help)
-      sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$here/build.sh"
+      sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' build.sh
       exit
       ;;
     --html) html_only=1 ;;
-    day1 | day2 | beyond) decks+=("$argument") ;;
-    cheatsheet) cheat_sheet=1 ;;
+    day1 | day2 | beyond | cheatsheet) names+=("$argument") ;;
     -*) fail "There is no option $argument. See slides/build.sh --help" ;;
     *) fail "There is no deck $argument. See slides/build.sh --help" ;;
   esac
 done
-if [[ ${#decks[@]} == 0 && -z $cheat_sheet ]]; then
-  decks=(day1 day2 beyond)
-  cheat_sheet=1
-fi
+((${#names[@]})) || names=(day1 day2 beyond cheatsheet)
 
 command -v npm >/dev/null || fail "There is no npm here. Install it: apt-get install nodejs npm"
 CHROME_PATH=$(command -v "${CHROME_PATH:-chromium}" || true)
@@ -55,25 +48,25 @@ fi
 
 marp=(node_modules/.bin/marp --no-stdin --allow-local-files)
 
-# make_pdf FROM TO SOURCES [OPTION...]: the PDF says what it was made from, so that a test can tell
-# when it is stale. SOURCES are the names of files, one a line.
+# make_pdf FROM TO THEME [OPTION...]: the PDF says what it was made from, so that a test can tell
+# when it is stale: the Markdown, the figures that it shows, the theme, and marp's settings.
 make_pdf() {
-  local sum
-  sum=$(tr '\n' '\0' <<<"$3" | xargs -0 cat | sha256sum | cut -d ' ' -f 1)
+  local figures sum
+  figures=$(grep -o 'figures/[a-z0-9_]*\.svg' "$1" | LC_ALL=C sort -u || true)
+  # shellcheck disable=SC2086 # no figure has a space in its name
+  sum=$(cat "$1" $figures "$3" marp.config.mjs package-lock.json | sha256sum | cut -d ' ' -f 1)
   "${marp[@]}" --pdf --keywords "sources $sum" "${@:4}" "$1" -o "$2"
 }
 
-for deck in "${decks[@]}"; do
-  # HTML stands beside the Markdown, because it shows the same figures.
-  "${marp[@]}" "$deck.md"
-  if [[ -n $html_only ]]; then
+for name in "${names[@]}"; do
+  if [[ $name == cheatsheet ]]; then
+    [[ $html_only ]] || make_pdf ../day1/CHEATSHEET.md cheatsheet.pdf cheatsheet.css --theme cheatsheet
     continue
   fi
-  sources=$(printf '%s\n' "$deck.md" theme.css marp.config.mjs package-lock.json figures/*.svg)
-  make_pdf "$deck.md" "$deck.pdf" "$sources" --pdf-outlines
-  make_pdf "$deck.md" "$deck-notes.pdf" "$sources" --pdf-outlines --pdf-notes
+  # HTML stands beside the Markdown, because it shows the same figures.
+  "${marp[@]}" "$name.md"
+  if [[ -z $html_only ]]; then
+    make_pdf "$name.md" "$name.pdf" theme.css --pdf-outlines
+    make_pdf "$name.md" "$name-notes.pdf" theme.css --pdf-outlines --pdf-notes
+  fi
 done
-if [[ -n $cheat_sheet && -z $html_only ]]; then
-  sources=$(printf '%s\n' ../day1/CHEATSHEET.md cheatsheet.css package-lock.json)
-  make_pdf ../day1/CHEATSHEET.md cheatsheet.pdf "$sources" --theme cheatsheet
-fi

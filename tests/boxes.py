@@ -14,9 +14,8 @@ def section(text, heading):
 
 def hunks(page):
     """Return the hunks of the boxes of a page: lists of lines as in a diff."""
-    boxes = re.findall(
-        r"```diff\n(.*?)```", section((ROOT / page).read_text(), "In your own script"), re.S
-    )
+    text = section((ROOT / page).read_text(), "In your own script")
+    boxes = re.findall(r"```diff\n(.*?)```", text, re.S)
     return [x.splitlines() for box in boxes for x in re.split(r"^@@.*\n", box, flags=re.M)]
 
 

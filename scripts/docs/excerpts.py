@@ -8,7 +8,7 @@ from pathlib import Path
 
 from course.lists import ROOT
 
-RULER = "\n# ---- The same in every lesson"
+RULER = "\n# ---- "  # begins the line between the lesson and its shared helpers
 
 
 def lines_of(source, name):
@@ -29,12 +29,18 @@ def between(lines, first, last=None):
     return lines[i : j + 1]
 
 
-def code(lesson, words):
-    """Return an excerpt of a lesson as Markdown; words are those after the lesson's id."""
-    lines = lines_of((ROOT / lesson["file"]).read_text(), words[0])
-    if words[1:]:
-        lines = between(lines, *words[1:])
-    return f"```python\n{textwrap.dedent(chr(10).join(lines))}\n```\n"
+def code(course, page, name, function, *words):
+    """Return an excerpt of a lesson as Markdown; see docs.blocks for the words."""
+    plain = words[-1:] == ("plain",)
+    words = words[:-1] if plain else words
+    lines = lines_of((ROOT / course.lessons[name]["file"]).read_text(), function)
+    if words:
+        lines = between(lines, *words)
+    text = textwrap.dedent("\n".join(lines))
+    if plain:  # without comments, docstrings and empty lines
+        text = re.sub(r'^ *""".*?"""\n', "", text, flags=re.M | re.S)
+        text = re.sub(r"^ *(#.*)?\n|  # .*$", "", text, flags=re.M)
+    return f"```python\n{text}\n```\n"
 
 
 def above_ruler(lesson):
@@ -43,15 +49,14 @@ def above_ruler(lesson):
     return text.rstrip().splitlines()[ast.parse(text).body[0].end_lineno :]
 
 
-def diff(old, new):
+def diff(course, page, *names):
     """Return a unified diff of two lessons, above their rulers and without their docstrings."""
-    names = [Path(x["file"]).name for x in (old, new)]
-    lines = difflib.unified_diff(above_ruler(old), above_ruler(new), *names, lineterm="", n=1)
+    old, new = (course.lessons[name] for name in names)
+    files = [Path(x["file"]).name for x in (old, new)]
+    lines = difflib.unified_diff(above_ruler(old), above_ruler(new), *files, lineterm="", n=1)
     lines = [re.sub(r"^(@@).*", r"\1", line) for line in lines]  # the numbers help nobody here
     added = sum(line.startswith("+") for line in lines) - 1
     removed = sum(line.startswith("-") for line in lines) - 1
-    files = " ".join(x["file"] for x in (old, new))
-    words = (
-        f"New lines: {added}. Lines that are gone: {removed}. Both files as a whole: `diff {files}`"
-    )
+    whole = f"Both files as a whole: `diff {old['file']} {new['file']}`"
+    words = f"New lines: {added}. Lines that are gone: {removed}. {whole}"
     return "\n".join(["```diff", *lines, "```", "", words, ""])

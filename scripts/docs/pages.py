@@ -1,24 +1,22 @@
-"""The pages: where they are, their made parts, the ways between them, and their tables."""
+"""The pages: where they are, the ways between them, and their tables of lessons and exercises."""
 
 import os
-import re
 from pathlib import Path
 
-from course.lists import ROOT, read_days
+from course.lists import ROOT
 
-FOLDERS = [
-    "",
-    "day1",
-    "day1/exercises",
-    "day2",
-    "day2/exercises",
-    "scripts",
-    "tests",
-    "tests/faults",
-]
-PAGES = [str(x.relative_to(ROOT)) for f in FOLDERS for x in sorted((ROOT / f).glob("*.md"))]
-PAGES.append("slides/TEACHING.md")  # scripts/docs/slides.py sees to the decks beside it
-PART = re.compile(r"(<!-- begin (\w+)([^>]*?) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
+DECKS = ["slides/day1.md", "slides/day2.md", "slides/beyond.md"]
+GLOBS = ("*.md", "[!.]*/*.md", "*/exercises/*.md", "tests/faults/*.md")
+PAGES = [str(x.relative_to(ROOT)) for glob in GLOBS for x in sorted(ROOT.glob(glob))]
+PAGES = [page for page in PAGES if page not in DECKS]
+
+
+def table(head, rows):
+    """Return a Markdown table; head and each row are lists of texts."""
+    lines = [" | ".join(cells) for cells in (head, *rows)]
+    lines = [f"| {line} |" for line in lines]
+    lines.insert(1, "|---" * len(head) + "|")
+    return "\n".join(lines) + "\n"
 
 
 def link_to(file, page):
@@ -38,101 +36,98 @@ def day_of(page):
     return "beyond" if page.get("beyond") else page["file"].partition("/")[0]
 
 
-def ways(name, pages):
-    """Return the line with the links to the pages before and after, and to the day's list.
+def page_of(name, pages):
+    """Return a page; name is the id of a lesson or a file."""
+    return next(x for x in pages if name in (x.get("id"), x["file"]))
 
-    name is the id of a lesson or a file.
-    """
-    i = next(i for i, x in enumerate(pages) if name in (x.get("id"), x["file"]))
-    here, words = pages[i]["file"], []
+
+def foot(course, here, name):
+    """Return the line with the links to the pages before and after, and to the day's list."""
+    i, words = course.pages.index(page_of(name, course.pages)), []
     if i > 0:
-        words.append(f"[← {title_of(pages[i - 1])}]({link_to(pages[i - 1]['file'], here)})")
-    folder = here.partition("/")[0]
-    words.append(f"[Day {folder[-1]}](README.md)")
-    if i + 1 < len(pages):
-        words.append(f"[{title_of(pages[i + 1])} →]({link_to(pages[i + 1]['file'], here)})")
+        before = course.pages[i - 1]
+        words.append(f"[← {title_of(before)}]({link_to(before['file'], here)})")
+    words.append(f"[Day {here.partition('/')[0][-1]}](README.md)")
+    if i + 1 < len(course.pages):
+        after = course.pages[i + 1]
+        words.append(f"[{title_of(after)} →]({link_to(after['file'], here)})")
     return " · ".join(words) + "\n"
 
 
-def head(name, pages):
+def head(course, here, name):
     """Return what stands below a page's title: the ways, then minutes, script and slides."""
-    page = next(x for x in pages if name in (x.get("id"), x["file"]))
+    page, ways = page_of(name, course.pages), foot(course, here, name)
     if "minutes" not in page:
-        return ways(name, pages)
+        return ways
     words = [f"{page['minutes']} minutes"]
     if "script" in page:
         script = Path(page["script"]).name
         words.append(f"script [{script}]({script})")
     deck = f"{day_of(page)}.pdf"
     words.append(f"slides [{deck}](../slides/{deck})")
-    return f"{ways(name, pages)}\n{' · '.join(words)}\n"
+    return f"{ways}\n{' · '.join(words)}\n"
 
 
-def lesson_table(day, page, pages, exercises):
-    """Return a Markdown table of the pages of a day, or beyond; with exercises, if given."""
-    rows = ["| page | the one idea | minutes |", "|---|---|---|"]
-    if exercises:
-        rows = [f"{rows[0]} exercises |", f"{rows[1]}---|"]
-    for x in pages:
+def lessons(course, here, day, length=""):
+    """Return the table of the pages of a day, or beyond; without their exercises if it is short."""
+    rows = []
+    for x in course.pages:
         if day_of(x) != day:
             continue
-        link = f"[{title_of(x)}]({link_to(x['file'], page)})"
-        cells = [link, x["idea"], str(x.get("minutes", ""))]
-        if exercises:
-            own = [e for e in exercises if e["lesson"] == x.get("id")]
-            cells.append(" ".join(f"[{e['id']}]({link_to(e['file'], page)})" for e in own))
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows) + "\n"
+        row = [f"[{title_of(x)}]({link_to(x['file'], here)})", x["idea"], str(x.get("minutes", ""))]
+        if not length:
+            own = [e for e in course.exercises.values() if e["lesson"] == x.get("id")]
+            row.append(" ".join(f"[{e['id']}]({link_to(e['file'], here)})" for e in own))
+        rows.append(row)
+    return table(["page", "the one idea", "minutes", "exercises"][: len(rows[0])], rows)
 
 
 def parts_of(day, pages):
-    """Return the parts of a day, a list of (minute of the day, minutes, title, page, exercises).
+    """Return the parts of a day, a list of (minute of the day, minutes, title, page, part).
 
-    page is a table of read_pages, or None for a part that is no page; exercises is a list of ids.
+    page is a table of read_pages, or None for a part that is no page; part is that of course.toml.
     """
     hour, minute = map(int, day["begin"].split(":"))
     clock, parts = 60 * hour + minute, []
     for part in day["parts"]:
-        page = None
-        if "page" in part:
-            page = next(x for x in pages if part["page"] in (x.get("id"), x["file"]))
+        page = page_of(part["page"], pages) if "page" in part else None
         title = title_of(page) if page else part["title"]
         minutes = page["minutes"] if page else part["minutes"]
-        parts.append((clock, minutes, title, page, part.get("exercises", [])))
+        parts.append((clock, minutes, title, page, part))
         clock += minutes
     return parts
 
 
-def timetable(name, here, pages, exercises):
+def timetable(course, here, day):
     """Return a Markdown table of a day of a class, with links for the page in which it stands."""
-    day = next(x for x in read_days() if x["id"] == name)
-    files = {x["id"]: x["file"] for x in exercises}
-    rows = ["| begin | part | minutes | exercises |", "|---|---|---|---|"]
-    for clock, minutes, title, page, ids in parts_of(day, pages):
-        part = f"[{title}]({link_to(page['file'], here)})" if page else title
-        links = " ".join(f"[{x}]({link_to(files[x], here)})" for x in ids)
-        rows.append(f"| {clock // 60:02}:{clock % 60:02} | {part} | {minutes} | {links} |")
-    return "\n".join(rows) + "\n"
+    rows = []
+    for clock, minutes, title, page, part in parts_of(course.days[day], course.pages):
+        name = f"[{title}]({link_to(page['file'], here)})" if page else title
+        own = [course.exercises[x] for x in part.get("exercises", [])]
+        links = " ".join(f"[{x['id']}]({link_to(x['file'], here)})" for x in own)
+        rows.append([f"{clock // 60:02}:{clock % 60:02}", name, str(minutes), links])
+    return table(["begin", "part", "minutes", "exercises"], rows)
 
 
-def exercise_table(chosen, page):
-    """Return a Markdown table of exercises for a page."""
-    rows = ["| exercise | kind | lesson | minutes | what it is about |", "|---|---|---|---|---|"]
-    for x in chosen:
-        cells = [x["kind"], x["lesson"], str(x["minutes"]), x["about"]]
-        rows.append(f"| [{x['id']}]({link_to(x['file'], page)}) | {' | '.join(cells)} |")
-    return "\n".join(rows) + "\n"
+def exercise_list(course, here, day):
+    """Return the table of a day's exercises."""
+    chosen = [x for x in course.exercises.values() if x["file"].startswith(f"{day}/")]
+    head = ["exercise", "kind", "lesson", "minutes", "what it is about"]
+    return table(head, [exercise_row(x, here, x["lesson"]) for x in chosen])
 
 
-def exercises_of(name, page, exercises):
-    """Return the exercises of a lesson as Markdown, with the command that checks the first."""
-    chosen = [x for x in exercises if x["lesson"] == name]
+def exercise_row(x, here, *more):
+    """Return the cells of an exercise in a table."""
+    link = f"[{x['id']}]({link_to(x['file'], here)})"
+    return [link, x["kind"], *more, str(x["minutes"]), x["about"]]
+
+
+def exercises(course, here, lesson):
+    """Return the exercises of a lesson, with the command that checks the first."""
+    chosen = [x for x in course.exercises.values() if x["lesson"] == lesson]
     if not chosen:
         return "This lesson has no exercise that checks itself.\n"
-    rows = ["| exercise | kind | minutes | what it is about |", "|---|---|---|---|"]
-    for x in chosen:
-        link = f"[{x['id']}]({link_to(x['file'], page)})"
-        rows.append(f"| {link} | {x['kind']} | {x['minutes']} | {x['about']} |")
+    rows = [exercise_row(x, here) for x in chosen]
     which = "the first" if chosen[1:] else "it"
     check = f"`python scripts/check.py {chosen[0]['id']}` checks {which}; `--hint` helps."
-    return "\n".join([*rows, "", check, ""])
+    return f"{table(['exercise', 'kind', 'minutes', 'what it is about'], rows)}\n{check}\n"

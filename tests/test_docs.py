@@ -1,0 +1,278 @@
+"""The texts: commands can be typed, links lead somewhere, and what is made is up to date."""
+
+import ast
+import json
+import re
+import sys
+
+import pytest
+import torch
+from boxes import USUAL, changed, section
+from commands import FENCE, check, commands_in, output_of
+from course.lists import read_days, read_exercises, read_pages
+from docs import recordings
+from docs.blocks import BLOCK, Course, fill
+from docs.pages import DECKS, PAGES, day_of, page_of, parts_of
+from helpers import LESSONS, ROOT, cannot, proof_of, recorded_output
+from ranks import run_ranks
+
+DAYS = {day["id"]: day for day in read_days()}
+EXERCISES = {x["id"]: x for x in read_exercises()}
+PAGE_OF = {x["id"]: x["file"] for x in read_pages() if "id" in x}
+by_lesson = pytest.mark.parametrize("name", LESSONS)
+
+
+def read(file):
+    return (ROOT / file).read_text()
+
+
+# Commands and links
+
+
+@pytest.mark.parametrize("page", [*PAGES, *DECKS])
+def test_the_programs_take_the_commands(page):
+    for command in dict.fromkeys(commands_in(read(page))):
+        try:
+            check(command)
+        except (AssertionError, ValueError) as error:
+            pytest.fail(f"{page}: {command}\n{error}")
+
+
+@by_lesson
+def test_a_lesson_takes_the_command_of_its_docstring(name):
+    text = re.sub(r"\\\n *", "", read(LESSONS[name]["file"]))
+    (command,) = re.findall(r"^Run: +(.*)$", text, re.M)
+    check(re.sub(r"[\[\]]", "", command.replace("[processes]", "2")))
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("python day1/4_mnist_manual_ddp.py 2 --epoch-s 3", "unrecognized arguments"),
+        ("DIST_TIMEOUT=9 python day1/4_mnist.py", "there is no day1/4_mnist.py"),
+        ("python day1/exercises/4.1_more_ranks_worse.py 2", "takes no arguments"),
+        ("python scripts/update_docs.py --recrod", "unrecognized arguments"),
+        ("salloc scripts/multinode_setup_and_run.sh 9 --lr 1", "unrecognized arguments"),
+        ("scripts/multinode_setup_and_run.sh --locale 2 9", "--locale"),
+        ("scripts/doctor.sh --locale 2x1 | tail", "knows no --locale"),
+        ("torchrun --standalone day1/6_mnist_ddp_pt.py --epochs", "expected one argument"),
+        ("cd course && nobody-knows-this", "is no program of the course"),
+    ],
+)
+def test_a_wrong_command_is_refused(command, says):
+    with pytest.raises(AssertionError, match=says):
+        check(command)
+
+
+def anchors(page):
+    """Return the anchors of the headings of a page, as GitHub makes them."""
+    text = FENCE.sub("", page.read_text())
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    made = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+    return made | set(re.findall(r'<a id="([\w-]+)"></a>', text))
+
+
+@pytest.mark.parametrize("page", [*PAGES, *DECKS])
+def test_every_link_leads_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", read(page))):
+        if not target.startswith("https://"):
+            path, _, anchor = target.partition("#")
+            there = (ROOT / page).parent / path if path else ROOT / page
+            assert there.exists(), target
+            assert not anchor or anchor in anchors(there), target
+
+
+# What is made
+
+
+@pytest.mark.parametrize("script", ["scripts/update_docs.py", "slides/figures/draw.py"])
+def test_blocks_and_figures_are_up_to_date(script):
+    status, said = output_of(sys.executable, ROOT / script, "--check")
+    assert status == 0, said
+
+
+@pytest.fixture
+def course():
+    records = recordings.read_records()
+    return Course(LESSONS, read_pages(), EXERCISES, DAYS, records)
+
+
+def block(mark, course, page="slides/day1.md"):
+    """Return what is put between two marks."""
+    begin, end = f"<!-- begin {mark} -->\n", "<!-- end -->\n"
+    text = fill(f"{begin}old\n{end}", page, course)
+    return text.removeprefix(begin).removesuffix(end)
+
+
+def test_a_block_shows_what_its_mark_says(course):
+    lines = block('lines 6 "test" "=" mark "="', course).splitlines()
+    shown = [x for x in recorded_output("6").splitlines() if x.startswith(("test", "=>"))]
+    assert lines == ["```console {3}", "$ python day1/6_mnist_ddp_pt.py", *shown, "```"]
+    assert "#" in block("code 4 mean_over_ranks", course)
+    assert "#" not in block("code 4 mean_over_ranks plain", course)
+    number = re.search(r"64 MB: +(\S+)", recorded_output("1"))[1]
+    assert block('answer 1 "{} ms" "64 MB: +(\\S+)"', course) == f"{number} ms\n"
+    assert "**4 by hand**" in block("here 4", course)
+
+
+@pytest.mark.parametrize("mark", ["code 4 nothing", "output 99", "lines 6 'none'", "foot", "what"])
+def test_a_mark_of_nothing_is_named(mark, course):
+    with pytest.raises(ValueError, match=f"slides/day1.md: .*<!-- begin {mark} -->"):
+        block(mark, course)
+
+
+def test_a_record_names_no_machine_and_fills_a_column(course, monkeypatch, tmp_path):
+    """One from elsewhere is shown beside ours, and the pages go on showing ours."""
+    monkeypatch.setattr(recordings, "RECORDS", tmp_path / "tests" / "records")
+    monkeypatch.setattr(recordings, "names_of_nodes", lambda: ["node-a17"])
+    recordings.RECORDS.mkdir(parents=True)
+    result = {"output": f"in {tmp_path} on node-a17.site.edu\n", "seconds": 1.2, "showed": "=> ok"}
+    note = recordings.note("python x.py", result, "here", tmp_path)
+    assert note["output"] == ["in . on node1"]
+    machines = {
+        "2-cpu-cores": "Linux, 2 CPU cores, no GPU, Python 3, torch 2",
+        "2-nodes-4-some-gpu": "Linux, 8 CPU cores, 4 x Some GPU, Python 3, torch 2, 2 nodes",
+    }
+    for kind, where in machines.items():
+        own = {**note, "on": where, "showed": f"=> {kind}"}
+        assert recordings.write_record(where, {"0": own}, LESSONS).stem == kind
+    course.records = recordings.read_records()
+    table = block("measured", course, "tests/MEASURED.md")
+    assert "| 0 | `=> 2-cpu-cores` | `=> 2-nodes-4-some-gpu` |\n" in table
+    assert all(where in table for where in machines.values())
+
+
+def test_faults_become_a_table(course, tmp_path):
+    usual = {"area": "data", "order": 1, "seen": "/a/b/c.h5 is bad", "do": "x", "seconds": 3.6}
+    rows = [
+        {**usual, "fault": "too short"},
+        {**usual, "fault": "other"},
+        {**usual, "area": "processes", "fault": "killed", "seen": "", "order": 7, "seconds": None},
+    ]
+    for number, row in enumerate(rows):
+        (tmp_path / f"{number}.json").write_text(json.dumps(row))
+    course.faults = recordings.read_faults(tmp_path)
+    table = block("faults", course, "tests/faults/README.md")
+    assert "| killed | the prompt |  | x |\n" in table
+    assert "| **data** |  |  |  |\n| other; too short | `c.h5 is bad` | 4 | x |\n" in table
+
+
+# Each lesson in its places
+
+
+@by_lesson
+def test_a_lesson_has_its_places(name):
+    assert (ROOT / LESSONS[name]["file"]).exists()
+    text = read(PAGE_OF[name])
+    assert re.search(r"^\*\*[^*]+\?\*\*$", text.partition("\n## ")[0], re.M), "no question"
+    sections = ["Predict", "The idea", "Run", "What happened", "The change"]
+    sections += ["In your own script"] * ("\n## In your own script\n" in text)
+    sections += ["Check yourself", "Exercises", "Further reading"]
+    assert re.findall(r"^## (.*)$", text, re.M) == sections
+    blocks = {(kind, *words.split()[:1]) for _, kind, words, *_ in BLOCK.findall(text)}
+    assert {("head", name), ("output", name), ("exercises", name), ("foot", name)} <= blocks
+    assert section(text, "Check yourself").count("<details><summary>Answer</summary>") == 3
+    deck = day_of(page_of(name, read_pages()))
+    assert f"<!-- begin here {name} -->" in read(f"slides/{deck}.md")
+
+
+def test_each_script_is_in_the_list_and_each_lesson_in_a_timetable():
+    files = {str(path.relative_to(ROOT)) for path in ROOT.glob("day*/*.py")}
+    assert files == {lesson["file"] for lesson in LESSONS.values()}
+    taught = []
+    for day in DAYS.values():
+        for *_, page, part in parts_of(day, read_pages()):
+            taught += [page["id"]] if page and "id" in page else []
+            before = {EXERCISES[x]["lesson"] for x in part.get("exercises", [])}
+            assert before <= set(taught), part
+    assert sorted(taught) == sorted(LESSONS)
+
+
+# The contract of the lessons
+
+RULER = "# ---- "  # begins the line between what is new and what lessons share
+MOST_LINES = {"day1": 120, "day2": 152}  # above the ruler
+FIELDS = ["Builds on", "New here", "Run", "Look for", "Try next"]
+# Functions below the ruler that may have more forms than one; each lesson has its own arguments.
+FORMS = {"start": 2, "launch": 2, "report_epoch": 3, "evaluate": 3, "Net": 5, "count_visits": 2}
+
+
+def halves(name):
+    """Return a lesson's functions and classes above the ruler, and below it: {name: text}."""
+    text = read(LESSONS[name]["file"])
+    ruler = next(i for i, x in enumerate(text.splitlines(), 1) if x.startswith(RULER))
+    parts = {}, {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            first = min([node.lineno, *(x.lineno for x in node.decorator_list)])
+            lines = text.splitlines()[first - 1 : node.end_lineno]
+            parts[node.lineno > ruler][node.name] = "\n".join(lines)
+    return parts
+
+
+@by_lesson
+def test_the_idea_stands_first_and_is_short(name):
+    text = read(LESSONS[name]["file"])
+    assert text.count(f"\n{RULER}") == 1
+    lines = text.partition(f"\n{RULER}")[0].count("\n") + 1
+    assert lines <= MOST_LINES[LESSONS[name]["file"].partition("/")[0]]
+    assert list(halves(name)[0])[-1] == "main"
+
+
+def test_what_lessons_share_is_the_same_to_the_letter():
+    forms = {}
+    for name in LESSONS:
+        for function, text in halves(name)[1].items():
+            forms.setdefault(function, set()).add(text)
+    several = {name: len(texts) for name, texts in forms.items() if len(texts) > 1}
+    assert several.pop("parse_args") > 10
+    assert several == FORMS
+
+
+@by_lesson
+def test_the_docstring_has_its_headings_and_the_proof_line(name):
+    lines = ast.get_docstring(ast.parse(read(LESSONS[name]["file"]))).splitlines()
+    values = dict(line.split(": ", 1) for line in lines[2:])
+    assert list(values) == FIELDS
+    # The shape of the proof line, not its values: the reader is asked to predict those.
+    shape = re.escape(values["Look for"].strip()).replace(re.escape("..."), ".+")
+    assert re.fullmatch(shape, proof_of(recorded_output(name)))
+
+
+# In your own script
+
+WITH_BOX = [x for x, page in PAGE_OF.items() if "\n## In your own script\n" in read(page)]
+# What a rank prints at the end: whether all of its parameters are those of rank 0.
+SAME = r"""
+    mine = nn.utils.parameters_to_vector(model.parameters()).detach().cpu()
+    all_ranks = [None] * dist.get_world_size()
+    dist.all_gather_object(all_ranks, mine)
+    print(f"same parameters: {all(torch.equal(mine, x) for x in all_ranks)}\n", end="")
+"""
+
+
+def with_box(name):
+    """Return the usual script after the boxes of lesson 6 and of this lesson, with a check."""
+    script = USUAL.read_text()
+    for page in [PAGE_OF["6"]] * (name not in ("4", "6")) + [PAGE_OF[name]]:
+        script = changed(script, page)
+    end = "    dist.destroy_process_group()\n"
+    place = script.rindex(end) if end in script else script.index("\n\nif __name__")
+    same = "" if name == "17" else SAME.strip("\n")  # there a parameter is spread over the ranks
+    return script[:place].rstrip("\n") + f"\n{same}\n" + script[place:]
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", [x for x in WITH_BOX if x != "10"])
+def test_the_box_changes_a_usual_script(name, ranks, tmp_path):
+    if name == "17" and torch.__version__ < (2, 8):
+        cannot("this torch cannot shard on CPUs")
+    train = tmp_path / "train.py"
+    train.write_text(with_box(name))
+    status, output = run_ranks(ranks, train, cwd=tmp_path)
+    assert status == 0, output
+    assert output.count("same parameters: True") == (0 if name == "17" else ranks), output
+    assert "same parameters: False" not in output
+    losses = [float(x) for x in re.findall(r"epoch 2: loss ([\d.]+)", output)]
+    assert losses
+    assert max(losses) < 0.5  # it has learned: at first the loss is 0.69
