@@ -22,9 +22,6 @@ languages = [os.environ.get(name) for name in ("LC_ALL", "LC_MESSAGES", "LANG")]
 if not next(filter(None, languages), "C").startswith(("C", "POSIX", "en")):
     os.environ["LC_ALL"] = "C.UTF-8"
 
-# Marks the short tests, and writes the record of run_tests.sh --torch.
-pytest_plugins = ["works_with"]
-
 # The tests expect what lessons do on CPUs, so they hide the GPUs of a machine that has some.
 # TEST_WITH_GPUS=1 leaves them. The stand-in's tests take these variables away again.
 HIDDEN = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
