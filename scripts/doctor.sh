@@ -40,8 +40,8 @@ command -v "$python" >/dev/null || python=$scripts/../.venv/bin/python
 # All nodes should see this file. Where it cannot be made, the ranks say so.
 token=$(mktemp .doctor-XXXXXX 2>/dev/null) || token=.doctor
 trap 'rm -f "$token"' EXIT
-export SLURM_WAIT=35 # seconds that Slurm waits for the last rank, once the first has ended
+export SLURM_WAIT=60 # a site may let Slurm end all soon after the first rank has ended
 # A rank may hang on its node. It must not keep the others from saying what they have found.
-timeout --foreground 40 "$scripts/multinode_setup_and_run.sh" "${options[@]}" \
+timeout --foreground --kill-after=10 40 "$scripts/multinode_setup_and_run.sh" "${options[@]}" \
   "$scripts/doctor/rank.py" "$token" "${arguments[@]}" |
   "$python" "$scripts/doctor/table.py"

@@ -44,7 +44,7 @@ start_environment() {
   if [[ -n $3 ]]; then
     echo "Making .venv with what the active Python lacks: $lacks. Kept: ${3// / and }."
   else
-    echo "Making ${folder##*/} with torch from ${TORCH_INDEX:-PyPI}, and all that is needed: a few minutes, some GB."
+    echo "Making ${folder##*/} with torch from ${TORCH_INDEX:-PyPI} and all else that is needed: a few minutes, several GB."
   fi
   "$2" -m venv --clear "$folder" || stop "$folder could not be made: see above." || return
   printf '%s\n' "${3// /$'\n'}" >"$folder/constraints.txt"
