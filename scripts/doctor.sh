@@ -42,6 +42,9 @@ token=$(mktemp .doctor-XXXXXX 2>/dev/null) || token=.doctor
 trap 'rm -f "$token"' EXIT
 export SLURM_WAIT=60 # a site may let Slurm end all soon after the first rank has ended
 # A rank may hang on its node. It must not keep the others from saying what they have found.
-timeout --foreground --kill-after=10 40 "$scripts/multinode_setup_and_run.sh" "${options[@]}" \
-  "$scripts/doctor/rank.py" "$token" "${arguments[@]}" |
-  "$python" "$scripts/doctor/table.py"
+{ # all of it is read before it starts: this file may change meanwhile
+  timeout --foreground --kill-after=10 40 "$scripts/multinode_setup_and_run.sh" "${options[@]}" \
+    "$scripts/doctor/rank.py" "$token" "${arguments[@]}" |
+    "$python" "$scripts/doctor/table.py"
+  exit
+}
