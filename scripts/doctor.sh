@@ -35,6 +35,10 @@ while (($#)); do
   shift "$(($# > 0))"
 done
 
+if ((${#options[@]} == 0)) && [[ -z ${SLURM_JOB_ID:-} ]]; then
+  echo "This is not inside a Slurm allocation: day2/NODES.md says how to get one. Without Slurm: scripts/doctor.sh --local 2x2" >&2
+  exit 1
+fi
 python=${PYTHON:-python3}
 command -v "$python" >/dev/null || python=$scripts/../.venv/bin/python
 # All nodes should see this file. Where it cannot be made, the ranks say so.

@@ -85,7 +85,8 @@ def test_a_rank_that_hangs_or_dies_is_named(what, tmp_path):
     env = plant(tmp_path, what)
     status, output, problems = diagnose("--local", "2", cwd=tmp_path, env=env)
     assert status == 1
-    assert "rank 1 on imitated node 1" in problems["answers"], output
+    assert "answers" in problems
+    assert "rank 1 on imitated node 1" in output
     assert "\n=> not ready: " in output
 
 
@@ -104,7 +105,7 @@ def test_where_it_cannot_start_it_says_why(arguments, tmp_path):
     status, output, _ = diagnose(*arguments, cwd=tmp_path, env=env)
     assert status == 1
     assert "Traceback" not in output
-    assert len(output.splitlines()) == 1 or output.startswith("This is not inside a Slurm alloc")
+    assert len(output.splitlines()) == 1
 
 
 # The checks, with facts of two nodes that are made up.
