@@ -44,7 +44,7 @@ command -v "$python" >/dev/null || python=$scripts/../.venv/bin/python
 # All nodes should see this file. Where it cannot be made, the ranks say so.
 token=$(mktemp .doctor-XXXXXX 2>/dev/null) || token=.doctor
 trap 'rm -f "$token"' EXIT
-export SLURM_WAIT=60 # a site may let Slurm end all soon after the first rank has ended
+export SLURM_WAIT=35 # seconds from the end of the first rank: a site may let Slurm wait less, or longer
 # A rank may hang on its node. It must not keep the others from saying what they have found.
 { # all of it is read before it starts: this file may change meanwhile
   timeout --foreground --kill-after=10 40 "$scripts/multinode_setup_and_run.sh" "${options[@]}" \
