@@ -95,9 +95,11 @@ def address_of(node):
     """Return how others reach one of Slurm's nodes: its name, or the address that Slurm knows."""
     if addresses_of(node):
         return node
-    shown = subprocess.run(["scontrol", "show", "node", node], stdout=subprocess.PIPE).stdout
-    found = re.search(r"NodeAddr=(\S+)", shown.decode())
-    return found.group(1) if found else node
+    ask = ["scontrol", "show", "node", node]
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):  # not in a container
+        shown = subprocess.check_output(ask, stderr=subprocess.DEVNULL).decode()
+        return re.search(r"NodeAddr=(\S+)", shown).group(1)
+    return node
 
 
 def addresses_of(name):

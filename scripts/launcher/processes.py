@@ -45,8 +45,7 @@ class Group:
     """
 
     def __init__(self, grace=8, settle=5, patience=10):
-        self.grace, self.patience = grace, patience
-        self.settling = settle
+        self._grace, self._settle, self._patience = grace, settle, patience
         self._started, self._mark = [], uuid.uuid4().hex
 
     def __enter__(self):
@@ -70,16 +69,18 @@ class Group:
     def processes(self):
         """Return the ids of the group's living processes."""
         sessions = {process.pid for process in self._started}
-        if not (PROC / "self" / "environ").exists():
+        if not PROC.exists():
             return in_sessions(sessions)
         found = []
         for name in filter(str.isdecimal, os.listdir(PROC)):
             with contextlib.suppress(OSError):  # it ended in this moment, or is somebody else's
+                stat = (PROC / name / "stat").read_text(errors="replace")
                 # After the name in brackets: state, parent, process group, session.
-                stat = (PROC / name / "stat").read_bytes().rpartition(b")")[2].split()
-                environment = (PROC / name / "environ").read_bytes()
-                belongs = self._mark.encode() in environment or int(stat[3]) in sessions
-                if belongs and stat[0] not in b"ZX":
+                state, _, _, session = stat.rpartition(")")[2].split()[:4]
+                if state in "ZX":
+                    continue
+                environment = PROC / name / "environ"
+                if int(session) in sessions or self._mark.encode() in environment.read_bytes():
                     found.append(int(name))
         return found
 
@@ -92,7 +93,7 @@ class Group:
         if alive:
             try:
                 send(number, alive)
-                stubborn = self._wait_for_none(self.grace)
+                stubborn = self._wait_for_none(self._grace)
             finally:  # at once, if somebody does not want to wait and presses Ctrl-C again
                 self._kill()
         running.discard(self)
@@ -106,14 +107,14 @@ class Group:
 
         They get a few seconds to end by themselves, and then are ended.
         """
-        left = self._wait_for_none(self.settling)
+        left = self._wait_for_none(self._settle)
         self.end()
         return left
 
     def _wait_for_none(self, seconds):
         """Wait until no process of the group lives, at most so long. Return those that still do."""
         # Each process of a machine gets its share: with 20 for 2 cores all takes 10 times as long.
-        busy = min(self.patience, max(1, os.getloadavg()[0] / os.cpu_count()))
+        busy = min(self._patience, max(1, os.getloadavg()[0] / os.cpu_count()))
         give_up = time.monotonic() + seconds * busy
         alive = self.processes()
         while alive and time.monotonic() < give_up:
@@ -123,12 +124,13 @@ class Group:
 
     def _kill(self):
         """Send SIGKILL until no process is left. Even that takes a moment, or is in vain."""
-        give_up = time.monotonic() + self.settling
-        alive = self.processes()
-        while alive and time.monotonic() < give_up:
+        give_up = time.monotonic() + 5
+        while time.monotonic() < give_up:
+            alive = self.processes()
+            if not alive:
+                break
             send(signal.SIGKILL, alive)
             time.sleep(TICK)
-            alive = self.processes()
 
 
 class Job(Group):
@@ -148,16 +150,16 @@ class Job(Group):
         self.limit, self.seconds = limit, None
         self.stopped, self.left = False, []
         self._lines, self._output, self._errors = queue.SimpleQueue(), [], []
-        self._readers = []
         self._begin = time.monotonic()
         self.process = self.start(command, **{"stdout": subprocess.PIPE, **options})
-        # Threads read the pipes: nobody else has to wait for them.
-        if self.process.stdout:
-            self._start_reader(self.process.stdout, self._output, self._lines)
-        else:
-            self._lines.put(None)
+        # Threads read the pipes: nobody else has to wait for them. They never hold up the end.
+        told = self.process.stdout, self._output, self._lines
+        self._readers = [threading.Thread(target=read, args=told, daemon=True)]
         if self.process.stderr:
-            self._start_reader(self.process.stderr, self._errors, queue.SimpleQueue())
+            told = self.process.stderr, self._errors, queue.SimpleQueue()
+            self._readers.append(threading.Thread(target=read, args=told, daemon=True))
+        for reader in self._readers:
+            reader.start()
 
     @property
     def status(self):
@@ -196,7 +198,8 @@ class Job(Group):
                 else:
                     yield line
         if self in running:
-            self._finish()
+            self.seconds, self.stopped = time.monotonic() - self._begin, self.status is None
+            self.left = self.end() if self.stopped else self.settle()
         while not self._lines.empty():
             line = self._lines.get()
             if line is not None:
@@ -215,22 +218,8 @@ class Job(Group):
             reader.join(1)  # no longer: a process that nobody can find may hold the pipe
         return stubborn
 
-    def _start_reader(self, *arguments):
-        # A daemon: if it never returns, this process ends all the same.
-        reader = threading.Thread(target=read, args=arguments, daemon=True)
-        reader.start()
-        self._readers.append(reader)
-
     def _time_left(self):
         return max(0, self._begin + self.limit - time.monotonic())
-
-    def _finish(self):
-        """See to it that no process is left, now that the command has ended or its time is over."""
-        self.seconds, self.stopped = time.monotonic() - self._begin, self.status is None
-        if self.stopped:
-            self.left = self.end()
-        else:
-            self.left = self.settle()
 
 
 def run(command, limit, **options):
@@ -241,19 +230,19 @@ def run(command, limit, **options):
 
 
 def read(pipe, texts, lines):
-    """Read a pipe to its end: append each line to a list, and put it into a queue; then None."""
-    with io.TextIOWrapper(pipe, encoding="utf-8", errors="replace", newline="\n") as text:
-        for line in text:
-            texts.append(line)
-            lines.put(line)
+    """Read a pipe, if any, to its end: add each line to a list and to a queue; then None."""
+    if pipe:
+        with io.TextIOWrapper(pipe, encoding="utf-8", errors="replace", newline="\n") as text:
+            for line in text:
+                texts.append(line)
+                lines.put(line)
     lines.put(None)
 
 
 def in_sessions(sessions):
     """Return the ids of the living processes of some sessions, as ps knows them."""
-    rows = subprocess.run(["ps", "-axo", "pid=,stat="], capture_output=True, text=True, timeout=20)
     found = []
-    for row in rows.stdout.splitlines():
+    for row in subprocess.check_output(["ps", "-axo", "pid=,stat="], text=True).splitlines():
         pid, state = row.split()
         with contextlib.suppress(OSError):  # it ended in this moment, or is somebody else's
             if not state.startswith("Z") and os.getsid(int(pid)) in sessions:
