@@ -718,17 +718,25 @@ def in_a_job(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("in_a_job")
-def test_in_a_job_srun_gets_all_from_its_options(tmp_path):
+@pytest.mark.parametrize("container", [False, True], ids=["", "in a container"])
+def test_in_a_job_srun_gets_all_from_its_options(container, tmp_path, monkeypatch):
     (tmp_path / "rank.py").write_text(
         "import json, os, sys\nprint(json.dumps([sys.argv[1:], dict(os.environ)]))\nsys.exit(3)"
     )
+    if container:  # with commands of its own only: none of Slurm's
+        python = f'#!/bin/sh\nPATH=/usr/bin:/bin IN_CONTAINER=yes exec {sys.executable} "$@"\n'
+        (tmp_path / "python.sh").write_text(python)
+        (tmp_path / "python.sh").chmod(0o755)
+        monkeypatch.setenv("PYTHON", "./python.sh")
     status, output = launch("--monitor", "rank.py", "a b", "--", "-x", cwd=tmp_path)
     assert status == 3, output
-    assert "nodes: node1, ranks on each: 1, in all: 1\nmeeting point: 127.0.0.1:" in output
+    assert "nodes: node1, ranks on each: 1, in all: 1\nmeeting point: " in output
     assert "The first to fail: rank 0 on node1 ended with exit status 3.\n" in output
     arguments, variables = json.loads(re.search(r"^\[\[.*$", output, re.M)[0])
     assert arguments == ["a b", "--", "-x"]
-    point = f"meeting point: {variables['MASTER_ADDR']}:{variables['MASTER_PORT']}, interface lo\n"
+    assert ("IN_CONTAINER" in variables) == container
+    address, port = variables["MASTER_ADDR"], variables["MASTER_PORT"]
+    point = f"meeting point: {address}:{port}, interface {variables['GLOO_SOCKET_IFNAME']}\n"
     assert point in output
     ask, step = (tmp_path / "srun.log").read_text().splitlines()  # no variable is in between
     assert ask.startswith("--export=ALL --nodes=1 --ntasks=1 --nodelist=node1 --overlap ")
