@@ -205,8 +205,8 @@ def test_torchrun_starts_the_ranks_again_when_one_fails(start):
     text = """
 count = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 os.write(1, f"{rank} of {os.environ['WORLD_SIZE']}, restart {count}\\n".encode())
-time.sleep(1)
-sys.exit(1 if rank == 3 and count == 0 else 0)
+if count == 0:
+    sys.exit(1) if rank == 3 else time.sleep(600)
 """
     with start(text, "2x2", "--max-restarts", "1") as job:
         wait_without_trouble(job)
