@@ -5,7 +5,6 @@ import os
 import re
 import select
 import signal
-from pathlib import Path
 
 CANNOT = 69  # the exit status of a lesson that this machine or this PyTorch cannot run
 STDERR = 2
@@ -73,10 +72,10 @@ def say(text):
             data = data[os.write(STDERR, data) :]
 
 
-def pass_on(verdict, pipe, on_silence=None):
+def pass_on(verdict, pipe, on_silence=None, silence=SILENCE):
     """Give a verdict all lines of a pipe, the last one even if it is cut off.
 
-    on_silence is called once, when after a failure nothing has come for SILENCE seconds.
+    on_silence is called once, when after a failure nothing has come for so many seconds.
     """
     limit, rest = None, b""
     while True:
@@ -90,27 +89,16 @@ def pass_on(verdict, pipe, on_silence=None):
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
             if verdict.take(line + b"\n") and on_silence:
-                limit = SILENCE
+                limit = silence
     if rest:
         verdict.take(rest + b"\n")
-
-
-def kill_srun(parent):
-    """Kill the srun that a process has started, which waits for a lost node."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it ended in this moment
-            name, _, rest = (folder / "stat").read_text().partition("(")[2].rpartition(")")
-            if name == "srun" and int(rest.split()[1]) == parent:
-                os.kill(int(folder.name), signal.SIGKILL)
-                words = "A node does not answer: see the one with a * in sinfo -N."
-                say(f"{words} srun still waited for it.\n")
 
 
 def ending(status):
     """Return how a command ended, in words, from its exit status as a shell or Python has it."""
     number = -status if status < 0 else status - 128
     with contextlib.suppress(ValueError):
-        return f"signal {signal.Signals(number).name.removeprefix('SIG')}"
+        return f"signal {signal.Signals(number).name[3:]}"
     return f"signal {number}" if status < 0 else f"exit status {status}"
 
 

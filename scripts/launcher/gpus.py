@@ -5,6 +5,8 @@ The standard library is enough. What needs torch is given it.
 
 import itertools
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 # What hides GPUs. On AMD's, ROCR's is applied first, and HIP's (or CUDA's) counts what that leaves.
@@ -56,3 +58,41 @@ def name_gpus(torch):
         gpus = [",".join(group) for _, group in groups]
     # A mask may name more than a process sees, such as several parts of a divided GPU (MIG).
     return name, (gpus or [str(number) for number in range(count)])[:count]
+
+
+def find_gpus():
+    """Return the variable that chooses GPUs on this machine, and the GPUs that are chosen.
+
+    They are called as the variable calls them: ["CUDA_VISIBLE_DEVICES", "2", "3"]. Where there are
+    none the list is empty, and nobody has to wait for torch.
+    """
+    if not has_gpus() and not Path("/dev/dri").exists():  # which Intel's may have alone
+        return []
+    # In a process of its own: torch is large. If it cannot be imported, the ranks will say so, too.
+    ask = subprocess.Popen([sys.executable, __file__], stdout=subprocess.PIPE)
+    return ask.communicate()[0].decode().split()
+
+
+def share_gpus(found, nodes, each):
+    """Divide the GPUs of find_gpus among nodes with so many ranks each.
+
+    Return the variables of each node, and in words what the ranks run on.
+    """
+    if not found:
+        return [{}] * nodes, "the CPU"
+    name, *gpus = found
+    if len(gpus) >= nodes * each:
+        parts = [gpus[node * each : (node + 1) * each] for node in range(nodes)]
+        return [{name: ",".join(part)} for part in parts], f"{len(gpus)} GPUs"
+    if nodes > 1 and each <= len(gpus):  # each node would believe that it has enough
+        hidden = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
+        hidden["ONEAPI_DEVICE_SELECTOR"] = "opencl:cpu"
+        return [hidden] * nodes, "the CPU, because there are fewer GPUs than ranks"
+    return [{}] * nodes, f"{len(gpus)} GPUs"
+
+
+if __name__ == "__main__":  # for find_gpus
+    import torch
+
+    name, gpus = name_gpus(torch)
+    print(name, *gpus)

@@ -4,13 +4,12 @@ Whoever waits for a command often waits for more than that: for the pipe into wh
 process that the command has left behind keeps this pipe open, and then the wait has no end. Here
 only the command itself and the clock are waited for.
 
-The standard library is enough. run_course.py, benchmark.py, update_docs.py, launch.py and the tests
-use it.
+The standard library is enough. All rooms and the tests use it.
 """
 
 import atexit
-import codecs
 import contextlib
+import io
 import os
 import queue
 import signal
@@ -21,9 +20,6 @@ import time
 import uuid
 from pathlib import Path
 
-GRACE = 8  # seconds from SIGTERM to SIGKILL. The launcher and torchrun take 5 to end their ranks
-SETTLE = 5  # seconds in which Python's helper processes end after those that they have helped
-PATIENCE = 10  # times as long, at most, where the machine has too much to do
 TICK = 0.1  # seconds between two looks
 MARK = "COURSE_JOBS"  # the variable with the marks of all groups that a process belongs to
 PROC = Path("/proc")
@@ -35,18 +31,21 @@ class Group:
     """Commands that run, with all processes that they have started.
 
     On Linux a process of the group is known by a mark in its environment, which it hands on to all
-    that it starts, so that it is also found in another process group or session. Where there is no
-    /proc, as on a Mac, it is known by its session.
+    that it starts, so that it is also found in another process group or session, and when its
+    parent has ended. Where there is no /proc, as on a Mac, it is known by its session.
 
     Each command has a session of its own, so Ctrl-C at the terminal reaches only the process that
     waits for it. Use the group in a with statement, which passes the Ctrl-C on: whatever ends the
     statement, ends the group.
 
-    grace     how many seconds the processes get from the first signal to SIGKILL; None: GRACE
+    grace      how many seconds the processes get from the first signal to SIGKILL. The launcher
+               and torchrun take 5 to end their ranks
+    settle     how many seconds they may go on after their commands, as Python's helpers do
+    patience   how many times as long, at most, they get where the machine has too much to do
     """
 
-    def __init__(self, grace=None):
-        self.grace = grace
+    def __init__(self, grace=8, settle=5, patience=10):
+        self._grace, self._settle, self._patience = grace, settle, patience
         self._started, self._mark = [], uuid.uuid4().hex
 
     def __enter__(self):
@@ -62,32 +61,27 @@ class Group:
         environment[MARK] = f"{os.environ.get(MARK, '')} {self._mark}".strip()
         options = {"stdin": subprocess.DEVNULL, **options}
         running.add(self)  # before it runs: a signal may come at any moment
-        process = subprocess.Popen(
-            [str(word) for word in command], env=environment, start_new_session=True, **options
-        )
+        words = [str(word) for word in command]
+        process = subprocess.Popen(words, env=environment, start_new_session=True, **options)
         self._started.append(process)
         return process
 
     def processes(self):
         """Return the ids of the group's living processes."""
         sessions = {process.pid for process in self._started}
-        if not (PROC / "self" / "environ").exists():
+        if not PROC.exists():
             return in_sessions(sessions)
         found = []
-        for name in os.listdir(PROC):
-            try:
-                stat = (PROC / name / "stat").read_bytes() if name.isdigit() else b""
-                if not stat:
-                    continue
+        for name in filter(str.isdecimal, os.listdir(PROC)):
+            with contextlib.suppress(OSError):  # it ended in this moment, or is somebody else's
+                stat = (PROC / name / "stat").read_text(errors="replace")
                 # After the name in brackets: state, parent, process group, session.
-                state, _, _, session = stat.rpartition(b")")[2].split()[:4]
-                if state not in b"ZX" and (
-                    int(session) in sessions
-                    or self._mark.encode() in (PROC / name / "environ").read_bytes()
-                ):
+                state, _, _, session = stat.rpartition(")")[2].split()[:4]
+                if state in "ZX":
+                    continue
+                environment = PROC / name / "environ"
+                if int(session) in sessions or self._mark.encode() in environment.read_bytes():
                     found.append(int(name))
-            except OSError:
-                continue  # it ended in this moment, or is somebody else's
         return found
 
     def end(self, number=signal.SIGTERM):
@@ -99,7 +93,7 @@ class Group:
         if alive:
             try:
                 send(number, alive)
-                stubborn = self._wait_for_none(GRACE if self.grace is None else self.grace)
+                stubborn = self._wait_for_none(self._grace)
             finally:  # at once, if somebody does not want to wait and presses Ctrl-C again
                 self._kill()
         running.discard(self)
@@ -111,16 +105,16 @@ class Group:
     def settle(self):
         """Return the processes that go on after their commands, a list of ids and commands.
 
-        They get SETTLE seconds to end by themselves, and then are ended.
+        They get a few seconds to end by themselves, and then are ended.
         """
-        left = self._wait_for_none(SETTLE)
+        left = self._wait_for_none(self._settle)
         self.end()
         return left
 
     def _wait_for_none(self, seconds):
         """Wait until no process of the group lives, at most so long. Return those that still do."""
         # Each process of a machine gets its share: with 20 for 2 cores all takes 10 times as long.
-        busy = min(PATIENCE, max(1, os.getloadavg()[0] / os.cpu_count()))
+        busy = min(self._patience, max(1, os.getloadavg()[0] / os.cpu_count()))
         give_up = time.monotonic() + seconds * busy
         alive = self.processes()
         while alive and time.monotonic() < give_up:
@@ -130,12 +124,13 @@ class Group:
 
     def _kill(self):
         """Send SIGKILL until no process is left. Even that takes a moment, or is in vain."""
-        give_up = time.monotonic() + SETTLE
-        alive = self.processes()
-        while alive and time.monotonic() < give_up:
+        give_up = time.monotonic() + 5
+        while time.monotonic() < give_up:
+            alive = self.processes()
+            if not alive:
+                break
             send(signal.SIGKILL, alive)
             time.sleep(TICK)
-            alive = self.processes()
 
 
 class Job(Group):
@@ -144,31 +139,31 @@ class Job(Group):
     process   the Popen object of the command
     limit     how many seconds the command may take
     seconds   how many it took; None while it runs
-    status    its exit status; None while it runs
     stopped   whether it was still running when its limit was over
     left      the processes that went on all the same, after the end of the command or, if it was
               stopped, after SIGTERM: a list of their ids and commands. They are ended
     """
 
-    def __init__(self, command, limit, **options):
+    def __init__(self, command, limit, *, grace=8, settle=5, patience=10, **options):
         """Start a command. The options are those of Popen, but stdin is empty and stdout a pipe."""
-        super().__init__()
-        self.process, self.limit, self.seconds = None, limit, None
+        super().__init__(grace, settle, patience)
+        self.limit, self.seconds = limit, None
         self.stopped, self.left = False, []
         self._lines, self._output, self._errors = queue.SimpleQueue(), [], []
-        self._readers = []
         self._begin = time.monotonic()
         self.process = self.start(command, **{"stdout": subprocess.PIPE, **options})
-        # Threads read the pipes: nobody else has to wait for them.
-        if self.process.stdout:
-            self._start_reader(self.process.stdout, self._output, self._lines)
-        else:
-            self._lines.put(None)
+        # Threads read the pipes: nobody else has to wait for them. They never hold up the end.
+        told = self.process.stdout, self._output, self._lines
+        self._readers = [threading.Thread(target=read, args=told, daemon=True)]
         if self.process.stderr:
-            self._start_reader(self.process.stderr, self._errors, queue.SimpleQueue())
+            told = self.process.stderr, self._errors, queue.SimpleQueue()
+            self._readers.append(threading.Thread(target=read, args=told, daemon=True))
+        for reader in self._readers:
+            reader.start()
 
     @property
     def status(self):
+        """Its exit status; None while it runs."""
         return self.process.poll()
 
     @property
@@ -196,17 +191,15 @@ class Job(Group):
     def lines(self):
         """Yield the lines of stdout as they come. Then the job is at its end, or it is ended."""
         while self.status is None and self._time_left() > 0:
-            try:
+            with contextlib.suppress(queue.Empty, subprocess.TimeoutExpired):
                 line = self._lines.get(timeout=min(TICK, self._time_left()))
-            except queue.Empty:
-                continue
-            if line is None:  # all is read: only its exit status is missing
-                with contextlib.suppress(subprocess.TimeoutExpired):
+                if line is None:  # all is read: only its exit status is missing
                     self.process.wait(self._time_left())
-            else:
-                yield line
+                else:
+                    yield line
         if self in running:
-            self._finish()
+            self.seconds, self.stopped = time.monotonic() - self._begin, self.status is None
+            self.left = self.end() if self.stopped else self.settle()
         while not self._lines.empty():
             line = self._lines.get()
             if line is not None:
@@ -225,22 +218,8 @@ class Job(Group):
             reader.join(1)  # no longer: a process that nobody can find may hold the pipe
         return stubborn
 
-    def _start_reader(self, *arguments):
-        # A daemon: if it never returns, this process ends all the same.
-        reader = threading.Thread(target=read, args=arguments, daemon=True)
-        reader.start()
-        self._readers.append(reader)
-
     def _time_left(self):
         return max(0, self._begin + self.limit - time.monotonic())
-
-    def _finish(self):
-        """See to it that no process is left, now that the command has ended or its time is over."""
-        self.seconds, self.stopped = time.monotonic() - self._begin, self.status is None
-        if self.stopped:
-            self.left = self.end()
-        else:
-            self.left = self.settle()
 
 
 def run(command, limit, **options):
@@ -251,25 +230,19 @@ def run(command, limit, **options):
 
 
 def read(pipe, texts, lines):
-    """Read a pipe to its end: append each line to a list, and put it into a queue; then None."""
-    decoder, rest = codecs.getincrementaldecoder("utf-8")(errors="replace"), ""
-    with pipe:
-        while data := os.read(pipe.fileno(), 1 << 16):
-            *whole, rest = (rest + decoder.decode(data)).split("\n")
-            for line in whole:
-                texts.append(f"{line}\n")
-                lines.put(f"{line}\n")
-    if rest:
-        texts.append(rest)
-        lines.put(rest)
+    """Read a pipe, if any, to its end: add each line to a list and to a queue; then None."""
+    if pipe:
+        with io.TextIOWrapper(pipe, encoding="utf-8", errors="replace", newline="\n") as text:
+            for line in text:
+                texts.append(line)
+                lines.put(line)
     lines.put(None)
 
 
 def in_sessions(sessions):
     """Return the ids of the living processes of some sessions, as ps knows them."""
-    rows = subprocess.run(["ps", "-axo", "pid=,stat="], capture_output=True, text=True, timeout=20)
     found = []
-    for row in rows.stdout.splitlines():
+    for row in subprocess.check_output(["ps", "-axo", "pid=,stat="], text=True).splitlines():
         pid, state = row.split()
         with contextlib.suppress(OSError):  # it ended in this moment, or is somebody else's
             if not state.startswith("Z") and os.getsid(int(pid)) in sessions:
@@ -279,11 +252,10 @@ def in_sessions(sessions):
 
 def named(pid):
     """Return the id of a process and, where there is a /proc, how it was started."""
-    try:
-        words = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        words = []
-    return f"{pid} {' '.join(words)}".strip()
+    words = ""
+    with contextlib.suppress(OSError):
+        words = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace")
+    return " ".join([str(pid), *words.split("\0")]).strip()
 
 
 def send(number, pids):
@@ -293,13 +265,13 @@ def send(number, pids):
             os.kill(pid, number)
 
 
-def end_on_signals():
+def end_on_signals(*more):
     """Have every signal that ends this process end its groups. What is ignored stays ignored."""
 
     def leave(number, frame):
         sys.exit(128 + number)
 
-    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, *more):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, leave)
 

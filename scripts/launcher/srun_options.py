@@ -3,6 +3,25 @@
 import re
 import sys
 
+# What salloc or the site may have left behind. srun would prefer it to its options.
+LEFT_BEHIND = ["NTASKS", "NPROCS", "NTASKS_PER_NODE", "NTASKS_PER_GPU", "NTASKS_PER_TRES"]
+LEFT_BEHIND += ["CPUS_PER_TASK", "CPUS_PER_GPU", "TRES_PER_TASK", "EXACT", "HINT"]
+REMOVED = {f"SLURM_{name}" for name in LEFT_BEHIND} | {"SRUN_CPUS_PER_TASK"}
+
+
+def in_a_step(environment):
+    """Return whether this runs in a step: salloc's shell and a batch script have higher numbers."""
+    step = int(environment.get("SLURM_STEP_ID", 2**32 - 1))
+    return "SLURM_PROCID" in environment and step < 2**32 - 6
+
+
+def for_srun(environment):
+    """Return the environment for srun: nothing in it competes with the options."""
+    kept = {name: value for name, value in environment.items() if name not in REMOVED}
+    if in_a_step(environment):
+        kept.pop("SLURM_CPU_BIND", None)
+    return kept
+
 
 def expand(text):
     """Return the numbers of a list of Slurm: [4, 4, 3] of 4(x2),3. Spaces may divide it, too."""
@@ -19,21 +38,21 @@ def count_gpus(environment):
     return int(counted or (len(listed.split(",")) if listed else 0))
 
 
-def choose_ranks(nodes, gpus, shared, environment):
+def choose_ranks(gpus, environment):
     """Return how many ranks each node gets: as many as tasks were asked for, else as gpus says.
 
-    nodes    how many there are
-    gpus     for how many ranks each node has GPUs
-    shared   whether this is in a shell of srun. srun --pty counts its shell as a task, also where
-             none was asked for
+    gpus   for how many ranks each node has GPUs
     """
+    nodes = len(gpus)
     each = int(environment.get("SLURM_NTASKS_PER_NODE") or 0)
     tasks = int(environment.get("SLURM_NTASKS") or 0)
     # About CPUs where no tasks were asked for.
     shares = expand(environment.get("SLURM_TASKS_PER_NODE", ""))
     if each and tasks in (0, each * nodes):
         return [each] * nodes
-    if not tasks or len(shares) != nodes or (shared and tasks == nodes):
+    # srun --pty counts its shell as a task, also where none was asked for.
+    only_shells = in_a_step(environment) and tasks == nodes
+    if not tasks or len(shares) != nodes or only_shells:
         return gpus
     return shares
 
@@ -51,9 +70,14 @@ def options_of(nodes, ranks, torchrun, environment):
     wanted = int(environment.get("SLURM_CPUS_PER_TASK") or cpus_on[0])
     cpus = min(wanted, *(on // count for on, count in zip(cpus_on, ranks)))
     most = max(ranks)
-    options = ["--kill-on-bad-exit=1", "--input=none", "--quit-on-interrupt"]
+    gpus_of_task = environment.get("SLURM_TRES_PER_TASK", "")
+    if environment.get("SLURM_GPUS_PER_TASK"):
+        gpus_of_task = "gpu"
+    options = ["--export=ALL", "--kill-on-bad-exit=1", "--input=none", "--quit-on-interrupt"]
+    if in_a_step(environment):  # in a shell of srun, which holds all that the job has
+        options.append("--overlap")
     if torchrun:
-        if most != 1 and gpus_for_each_task(environment):
+        if most != 1 and "gpu" in gpus_of_task:
             words = "a node has one task, and --gpus-per-task gives it the GPUs of one rank."
             sys.exit(f"With --torchrun {words} Ask with --gpus-per-node instead.")
         options += [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"]
@@ -70,9 +94,3 @@ def options_of(nodes, ranks, torchrun, environment):
     if not cpus:
         options += ["--overcommit"]
     return cpus, options
-
-
-def gpus_for_each_task(environment):
-    """Return whether each task was given GPUs of its own."""
-    of_task = environment.get("SLURM_TRES_PER_TASK", "")
-    return bool(environment.get("SLURM_GPUS_PER_TASK")) or "gpu" in of_task
