@@ -18,8 +18,8 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from launcher import processes
 from course.lists import ROOT, read_course
+from launcher import processes
 
 LAUNCHER = ROOT / "scripts" / "multinode_setup_and_run.sh"
 LESSONS = {lesson["id"]: lesson for lesson in read_course()}
