@@ -28,7 +28,6 @@
 # without namespaces only its daemon does. The logs are in the same folder.
 set -euo pipefail
 
-self=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/local_slurm.sh
 subnet=10.77.0 # node I is $subnet.I; seen only inside the cluster
 namespaces=(unshare --net --uts --ipc --mount --propagation slave --pid --fork --kill-child)
 [[ ${1:-} == shell ]] || PATH+=:/usr/sbin:/sbin # where the daemons and tc are
@@ -39,6 +38,7 @@ die() {
 }
 
 [[ -d /proc/self ]] || die "Slurm needs Linux."
+self=$(readlink -f "${BASH_SOURCE[0]}")
 state=/run/local-slurm
 if ((EUID != 0)); then
   state=${TMPDIR:-/tmp}/local-slurm-$EUID
@@ -282,7 +282,6 @@ status() {
 
 link() {
   local rate=${1:-} delay=${2:-} note='' node pid port card tbf netem
-  (($# <= 2)) || die "link takes RATE and DELAY."
   [[ $rate == off || $rate =~ ^[1-9][0-9]*(\.[0-9]+)?[kmg]bit$ ]] ||
     die "RATE is a number with kbit, mbit or gbit, such as 100mbit, or off."
   [[ -z $delay || $rate != off && $delay =~ ^[0-9]+(\.[0-9]+)?(us|ms|s)$ ]] ||

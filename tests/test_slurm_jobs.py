@@ -32,8 +32,9 @@ class BatchJob:
     def log(self):
         return self.file.read_text() if self.file.exists() else ""
 
-    def wait_for(self, text, seconds=150):
-        assert wait_for(lambda: re.search(text, self.log(), re.M), seconds), self.log()
+    def wait_for(self, text, times=1):
+        found = re.compile(text, re.M)
+        assert wait_for(lambda: len(found.findall(self.log())) >= times, 100), self.log()
 
     def wait(self):
         """Wait for the job's end; return its state."""
@@ -205,9 +206,9 @@ def test_the_job_script_of_the_page_resumes(slurm, tmp_path):
     (tmp_path / "job.sh").write_text(script_of_the_page("train.py"))
     (tmp_path / "train.py").write_text(WAITS)
     job = BatchJob(slurm, "job.sh", cwd=tmp_path, log="slurm-{}.out")
-    job.wait_for(r"(restarts: 0, rank \d\n){8}")
+    job.wait_for("^restarts: 0, rank", times=8)
     job.run("scancel", "--signal=USR1", job.number)
-    job.wait_for(r"(restarts: 1, rank \d\n){8}")
+    job.wait_for("^restarts: 1, rank", times=8)
     assert job.wait() == "COMPLETED"
     assert not (tmp_path / "stopped").exists()
 
