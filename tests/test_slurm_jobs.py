@@ -145,10 +145,7 @@ if told and rank == "0":
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("how", [[], ["--torchrun"]])
-def test_a_real_time_limit_where_slurms_own_signal_does_not_reach_the_ranks(
-    how, tmp_path, monkeypatch
-):
+def test_a_real_time_limit_where_slurms_own_signal_does_not_reach_the_ranks(tmp_path, monkeypatch):
     """On a cluster that tracks processes with control groups, as most do."""
     freezer = Path("/sys/fs/cgroup/freezer")
     if not freezer.exists():
@@ -157,16 +154,22 @@ def test_a_real_time_limit_where_slurms_own_signal_does_not_reach_the_ranks(
     (tmp_path / "waits.py").write_text(WAITS)
     cluster = bring_up(2, f"/run/local-slurm-cgroup-{os.getpid()}")
     try:
-        job = BatchJob(cluster, "--time", 2, SCRIPT, *how, "waits.py", cwd=tmp_path)
-        assert job.wait() == "COMPLETED", job.log()
+        submit = ("--time", 2, "--ntasks-per-node", 2, "--gpus-per-node", 2, SCRIPT)
+        jobs = [
+            BatchJob(cluster, *submit, *how, "waits.py", cwd=tmp_path)
+            for how in ([], ["--torchrun"])
+        ]
+        for job in jobs:
+            assert job.wait() == "COMPLETED", job.log()
     finally:
         cluster.call("down")
         for folder in sorted(freezer.glob("slurm_node*/**/"), reverse=True):
             folder.rmdir()
-    assert " the time limit is near: warn the ranks\n" in job.log()
-    said = sorted(line for line in job.log().splitlines() if "signaled" in line)
-    assert said == [f"rank {rank} was signaled 1 times" for rank in range(8)]
-    assert "back into the queue" not in job.log()  # no rank has said that its state is saved
+    for job in jobs:
+        assert " the time limit is near: warn the ranks\n" in job.log()
+        said = sorted(line for line in job.log().splitlines() if "signaled" in line)
+        assert said == [f"rank {rank} was signaled 1 times" for rank in range(4)]
+        assert "back into the queue" not in job.log()  # no rank has said that its state is saved
 
 
 @pytest.mark.full
@@ -216,7 +219,8 @@ def test_the_job_script_of_the_page_resumes(slurm, tmp_path):
 @pytest.mark.full
 def test_the_job_array_of_the_page_runs_lesson_8_with_several_rates(slurm, tmp_path):
     (tmp_path / "sweep.sh").write_text(script_of_the_page("--array"))
-    (tmp_path / "day1").symlink_to(ROOT / "day1")
+    for name in ("day1", "data"):
+        (tmp_path / name).symlink_to(ROOT / name)
     job = BatchJob(slurm, "--array=1,3", "sweep.sh", 2, "--images", 320, cwd=tmp_path)
     assert wait_for(lambda: not slurm.run("squeue", "--noheader", cwd=tmp_path).stdout, 200)
     for number, rate in ((1, "0.00125"), (3, "0.005")):
