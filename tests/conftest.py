@@ -37,8 +37,8 @@ torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with the file whose tests wait longest: otherwise all wait for the last of them."""
-    items.sort(key=lambda item: item.path.name != "test_slurm.py")
+    """Begin with the tests that wait longest: otherwise all wait for the last of them."""
+    items.sort(key=lambda item: not item.path.name.startswith("test_slurm"))
 
 
 @pytest.fixture(scope="session")
