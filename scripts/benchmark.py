@@ -94,65 +94,81 @@ def ddp(rounds):
 
 
 def measure_steps(rank, meeting_point, rounds, answers):
-    """Be one rank: measure steps with and without what makes ranks wait. Rank 0 answers."""
-    by_hand, lesson = load("day1/4_mnist_manual_ddp.py"), load("day1/6_mnist_ddp_pt.py")
+    """Be one rank, and measure together with the other one. Rank 0 answers."""
     torch.set_num_threads(max(1, torch.get_num_threads() // RANKS))
-    device, backend = lesson.choose_device(rank, RANKS)
-    dist.init_process_group(
-        backend, init_method=f"file://{meeting_point}", rank=rank, world_size=RANKS
-    )
-    train_set, _ = lesson.load_mnist(DATA)
-    model = lesson.Net().to(device)
-    ddp_model = DistributedDataParallel(lesson.Net().to(device))
-    gradients = torch.zeros(sum(x.numel() for x in model.parameters()), device=device)
-    synchronize = torch.get_device_module(device).synchronize
-
-    def train(lesson, model, wrap=iter):
-        batches = itertools.islice(DataLoader(train_set, BATCH, shuffle=True), STEPS)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-        lesson.train_one_epoch(model, wrap(batches), optimizer, device)
-
-    def send():
-        for _ in range(STEPS):
-            dist.all_reduce(gradients)
-
-    def took(work, *arguments):
-        synchronize()
-        begin = time.perf_counter()
-        work(*arguments)
-        synchronize()
-        return 1000 * (time.perf_counter() - begin)
-
-    def step_of(work, *arguments):
-        dist.barrier()  # both begin together
-        return took(work, *arguments) / STEPS
-
-    def waiting():
-        times = []
-
-        def then_meet(batches):
-            for batch in batches:
-                yield batch  # the step with it comes first
-                times.append(took(dist.barrier))
-
-        dist.barrier()
-        train(lesson, model, then_meet)
-        return sum(times) / STEPS
-
-    ways = {
-        "never waits": partial(step_of, train, lesson, model),
-        "by hand": partial(step_of, train, by_hand, model),
-        "DDP": partial(step_of, train, lesson, ddp_model),
-        f"all_reduce alone, {gradients.nbytes / 1e3:.0f} kB": partial(step_of, send),
-        "waiting alone, for the slower rank": waiting,
-    }
-    values = torch.tensor([*in_turn(ways, rounds).values()], device=device)
-    dist.all_reduce(values)  # of a quick rank and a slow one, the waits differ
+    steps = Steps(rank, f"file://{meeting_point}")
+    ways = steps.ways()
+    values = torch.tensor([*in_turn(ways, rounds).values()], device=steps.device)
+    dist.all_reduce(values)  # the quicker rank waits longer
     if rank == 0:
         answers.put(dict(zip(ways, (values / RANKS).tolist())))
     dist.barrier()
     time.sleep(0.2)  # as the lessons do: gloo's threads may still be freeing tensors
     dist.destroy_process_group()
+
+
+class Steps:
+    """Steps of training on one rank, with and without what makes ranks wait."""
+
+    def __init__(self, rank, meeting_point):
+        self.by_hand = load("day1/4_mnist_manual_ddp.py")
+        self.lesson = load("day1/6_mnist_ddp_pt.py")
+        self.device, backend = self.lesson.choose_device(rank, RANKS)
+        dist.init_process_group(backend, init_method=meeting_point, rank=rank, world_size=RANKS)
+        self.train_set, _ = self.lesson.load_mnist(DATA)
+        self.model = self.lesson.Net().to(self.device)
+        self.ddp_model = DistributedDataParallel(self.lesson.Net().to(self.device))
+        numbers = sum(x.numel() for x in self.model.parameters())
+        self.gradients = torch.zeros(numbers, device=self.device)
+
+    def ways(self):
+        """Return {what: a function that measures ms a step}."""
+        return {
+            "never waits": partial(self.step, self.train, self.lesson, self.model),
+            "by hand": partial(self.step, self.train, self.by_hand, self.model),
+            "DDP": partial(self.step, self.train, self.lesson, self.ddp_model),
+            f"all_reduce alone, {self.gradients.nbytes / 1e3:.0f} kB": partial(
+                self.step, self.send
+            ),
+            "waiting alone, for the slower rank": self.waiting,
+        }
+
+    def train(self, lesson, model, wrap=iter):
+        """Train as a lesson does, with batches of this rank's own."""
+        batches = itertools.islice(DataLoader(self.train_set, BATCH, shuffle=True), STEPS)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        lesson.train_one_epoch(model, wrap(batches), optimizer, self.device)
+
+    def send(self):
+        """Send as often as in training, and nothing else."""
+        for _ in range(STEPS):
+            dist.all_reduce(self.gradients)
+
+    def step(self, work, *arguments):
+        """Return how many ms work takes for each of its steps. Both ranks begin together."""
+        dist.barrier()
+        return self.took(work, *arguments) / STEPS
+
+    def waiting(self):
+        """Return how many ms this rank waits for the other one after each step."""
+        times = []
+
+        def then_meet(batches):
+            for batch in batches:
+                yield batch  # the step with it comes first
+                times.append(self.took(dist.barrier))
+
+        self.step(self.train, self.lesson, self.model, then_meet)
+        return sum(times) / STEPS
+
+    def took(self, work, *arguments):
+        """Return how many ms work takes, on a GPU to its end there."""
+        synchronize = torch.get_device_module(self.device).synchronize
+        synchronize()
+        begin = time.perf_counter()
+        work(*arguments)
+        synchronize()
+        return 1000 * (time.perf_counter() - begin)
 
 
 # ---- both
@@ -184,9 +200,8 @@ def main():
     parser.add_argument("name", nargs="?", choices=QUESTIONS, help="without it, both")
     parser.add_argument("--rounds", type=int, default=5, help="how often (5)")
     args = parser.parse_args()
-    lines = [
-        row for name in QUESTIONS if args.name in (None, name) for row in rows(name, args.rounds)
-    ]
+    names = [args.name] if args.name else QUESTIONS
+    lines = [row for name in names for row in rows(name, args.rounds)]
     command = " ".join(["python scripts/benchmark.py", *sys.argv[1:]])
     print(recorded(command, f"median of {args.rounds} rounds"))
     print("| question | what | median | lowest to highest | against the first |")
