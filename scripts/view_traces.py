@@ -135,7 +135,6 @@ def parse_args():
     )
     folder = Path("log_ddp")
     parser.add_argument("folder", nargs="?", type=Path, default=folder, help="traces (./log_ddp)")
-    parser.add_argument("--port", type=int, default=0, help="without it, a free one is picked")
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
     return parser.parse_args()
 
@@ -145,10 +144,7 @@ def main():
     args = parse_args()
     handler = partial(Handler, directory=find_page())
     traces = load_newest(args.folder)
-    try:
-        server = ThreadingHTTPServer(("127.0.0.1", args.port), handler)
-    except (OSError, OverflowError):
-        sys.exit(f"Port {args.port} cannot be used. Without --port, the system picks a free one.")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)  # 0: any free port
     server.traces = json.dumps({"traceEvents": merge(traces)}).encode()
     for rank, (path, *_) in traces.items():
         print(f"rank {rank}: {path}")

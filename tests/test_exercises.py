@@ -58,18 +58,6 @@ def test_run_by_hand_it_shows_its_symptom(exercise_id, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("solution", [False, True], ids=["given", "solution"])
-def test_all_files_start_their_ranks_in_the_same_way(solution):
-    """So one that is started by python stands for all of them."""
-    starts = set()
-    for exercise_id, exercise in EXERCISES.items():
-        _, _, start = file_of(exercise_id, solution).read_text().partition("def start():\n")
-        option = f'"--nproc-per-node={exercise["processes"]}"'
-        assert option in start
-        starts.add(start.replace(option, "as many as the list says"))
-    assert len(starts) == 1
-
-
 def test_python_starts_the_ranks(tmp_path):
     status, output = run_command([sys.executable, file_of("2.1", True)], 200, tmp_path, None)
     assert status == 0
