@@ -1,11 +1,10 @@
-"""Answer what people ask about the speed of the course, with numbers of this machine.
+"""Answer two questions about the speed of the course, with numbers of this machine.
 
-Usage: scripts/benchmark.py [NAME]... [--rounds N]      all of them take a few minutes
-  mnist      images/s of the data path: lesson 2's beside the usual way of pytorch/examples
-  ddp        ms a step of two ranks: DDP (lesson 6) beside ranks that never wait, and where the rest
-             goes: all_reduce alone, and waiting alone
-  streaming  images/s of lesson 11: from the file, and from memory
-  memory     MB that reading a file takes: in chunks as lesson 11 does, and as a whole
+Usage: scripts/benchmark.py [mnist | ddp] [--rounds N]      without a name, both of them
+  mnist   images/s of the data path: lesson 2's beside the usual way of pytorch/examples
+  ddp     ms a step of two ranks that never wait for each other, that average gradients by hand
+          (lesson 4), and with DDP (lesson 6); and where the difference goes: all_reduce alone, and
+          waiting alone
 
 In each round everything is measured once, in turn. The table has the median of the rounds, with the
 lowest and the highest; a ratio is taken in each round. Nothing else should run on the machine.
@@ -13,10 +12,7 @@ lowest and the highest; a ratio is taken in each round. Nothing else should run 
 
 import argparse
 import itertools
-import os
-import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,41 +22,45 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from course.lists import LAUNCHER, ROOT, load
+from course.lists import ROOT, load
 from course.machine import recorded
-from launcher import processes
+from launcher.processes import exit_with
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 DATA = ROOT / "data"
-CREATE = "day2/create_mnist_h5.py"
-STREAMING = "day2/11_mnist_ddp_pt_multinode_streaming.py"
 BATCH = 64  # images
+SECONDS = 2  # for each measurement of images/s
+STEPS = 200  # for each measurement of ms a step
 RANKS = 2
+
+
+def in_turn(ways, rounds):
+    """Call each function of {what: function} once a round; return {what: [a number a round]}."""
+    values = [[measure() for measure in ways.values()] for _ in range(1 + rounds)]
+    return dict(zip(ways, zip(*values[1:])))  # the first round is a warm-up
 
 
 # ---- mnist
 
 
-def mnist(folder):
-    """Return {what: a function that measures images/s} of batches, ready for a model.
+def mnist(rounds):
+    """Return {what: [images/s, each round]}.
 
-    All deliver the same: 64 normalised images in random order, float32 [64, 1, 28, 28].
+    All ways deliver the same: 64 normalised images in random order, float32 [64, 1, 28, 28].
     """
     from torchvision import datasets, transforms
 
-    lesson = load("day1/2_mnist_training.py")
-    train_set, _ = lesson.load_mnist(DATA)
+    torch.set_num_threads(1)
+    train_set, _ = load("day1/2_mnist_training.py").load_mnist(DATA)
     # As pytorch/examples does it: a picture at a time becomes a tensor and is normalised.
-    to_tensor = transforms.Compose(
-        [transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))]
-    )
-    usual = datasets.MNIST(DATA, train=True, transform=to_tensor)
+    steps = [transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))]
+    usual = datasets.MNIST(DATA, train=True, transform=transforms.Compose(steps))
     ways = {"lesson 2": partial(of_lesson_2, DataLoader(train_set, BATCH, shuffle=True))}
     for workers in (0, 1):
         loader = DataLoader(usual, BATCH, shuffle=True, num_workers=workers)
         ways[f"the usual way, {workers} workers"] = loader.__iter__
-    return {name: partial(images_per_second, epoch) for name, epoch in ways.items()}
+    return in_turn({name: partial(speed, epoch) for name, epoch in ways.items()}, rounds)
 
 
 def of_lesson_2(loader):
@@ -69,15 +69,13 @@ def of_lesson_2(loader):
         yield (images.unsqueeze(1) / 255 - 0.1307) / 0.3081, labels
 
 
-def images_per_second(epoch, seconds=2):
-    """Return how many images/s epoch() yields, after a warm-up."""
-    torch.set_num_threads(1)
+def speed(epoch):
+    """Return how many images/s epoch() yields, once its first batch is there."""
     batches = itertools.chain.from_iterable(epoch() for _ in itertools.count())
-    for _ in range(10):
-        next(batches)
+    next(batches)
     images = 0
     begin = time.perf_counter()
-    while time.perf_counter() - begin < seconds:
+    while time.perf_counter() - begin < SECONDS:
         images += len(next(batches)[1])
     return images / (time.perf_counter() - begin)
 
@@ -85,195 +83,108 @@ def images_per_second(epoch, seconds=2):
 # ---- ddp
 
 
-def ddp(folder):
-    """Return {what: a function that measures ms a step}. One job measures all, with both ranks."""
-    return {"": partial(ask_ranks, folder)}
-
-
-def ask_ranks(folder):
-    """Start two ranks; return {what: ms a step} as rank 0 measures it."""
-    meeting_point = Path(folder, "meeting-point")
-    meeting_point.unlink(missing_ok=True)
+def ddp(rounds):
+    """Return {what: [ms a step, each round]}, the mean of both ranks."""
     answers = get_context("spawn").SimpleQueue()
-    # If a rank fails, or this process ends, no rank goes on.
-    torch.multiprocessing.spawn(measure_steps, (meeting_point, answers), RANKS)
+    with tempfile.TemporaryDirectory() as folder:
+        meeting_point = Path(folder, "meeting-point")
+        # If a rank fails, or this process ends, no rank goes on.
+        torch.multiprocessing.spawn(measure_steps, (meeting_point, rounds, answers), RANKS)
     return answers.get()
 
 
-def measure_steps(rank, meeting_point, answers, steps=200):
-    """Measure, as one rank, steps of lesson 6 with and without what makes ranks wait."""
-    lesson = load("day1/6_mnist_ddp_pt.py")
+def measure_steps(rank, meeting_point, rounds, answers):
+    """Be one rank, and measure together with the other one. Rank 0 answers."""
     torch.set_num_threads(max(1, torch.get_num_threads() // RANKS))
-    device, backend = lesson.choose_device(rank, RANKS)
-    dist.init_process_group(
-        backend, init_method=f"file://{meeting_point}", rank=rank, world_size=RANKS
-    )
-    train_set, _ = lesson.load_mnist(DATA)
-    model = lesson.Net().to(device)
-    ddp_model = DistributedDataParallel(lesson.Net().to(device))
-    gradients = torch.zeros(sum(x.numel() for x in model.parameters()), device=device)
-    number = torch.zeros(1, device=device)
-
-    def train(model, with_wait=False):
-        batches = itertools.islice(DataLoader(train_set, BATCH, shuffle=True), steps)
-        if with_wait:
-            batches = then_send(batches, number)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-        lesson.train_one_epoch(model, batches, optimizer, device)
-
-    def send(tensor):
-        for _ in range(steps):
-            dist.all_reduce(tensor)
-
-    ways = {
-        "never waits": partial(train, model),
-        "waits for the other: also sends one number": partial(train, model, with_wait=True),
-        "DDP": partial(train, ddp_model),
-        f"all_reduce alone, {gradients.nbytes / 1e3:.0f} kB": partial(send, gradients),
-        "all_reduce alone, one number": partial(send, number),
-    }
-    for _ in range(2):  # the first time is the warm-up
-        times = {name: ms_of(work, device) / steps for name, work in ways.items()}
+    steps = Steps(rank, f"file://{meeting_point}")
+    ways = steps.ways()
+    values = torch.tensor([*in_turn(ways, rounds).values()], device=steps.device)
+    dist.all_reduce(values)  # the quicker rank waits longer
     if rank == 0:
-        answers.put(times)
+        answers.put(dict(zip(ways, (values / RANKS).tolist())))
     dist.barrier()
     time.sleep(0.2)  # as the lessons do: gloo's threads may still be freeing tensors
     dist.destroy_process_group()
 
 
-def then_send(batches, number):
-    """Yield batches. After the step with each, send a number: ranks wait for the slower one."""
-    for batch in batches:
-        yield batch
-        dist.all_reduce(number)
+class Steps:
+    """Steps of training on one rank, with and without what makes ranks wait."""
+
+    def __init__(self, rank, meeting_point):
+        self.by_hand = load("day1/4_mnist_manual_ddp.py")
+        self.lesson = load("day1/6_mnist_ddp_pt.py")
+        self.device, backend = self.lesson.choose_device(rank, RANKS)
+        dist.init_process_group(backend, init_method=meeting_point, rank=rank, world_size=RANKS)
+        self.train_set, _ = self.lesson.load_mnist(DATA)
+        self.model = self.lesson.Net().to(self.device)
+        self.ddp_model = DistributedDataParallel(self.lesson.Net().to(self.device))
+        numbers = sum(x.numel() for x in self.model.parameters())
+        self.gradients = torch.zeros(numbers, device=self.device)
+
+    def ways(self):
+        """Return {what: a function that measures ms a step}."""
+        return {
+            "never waits": partial(self.step, self.train, self.lesson, self.model),
+            "by hand": partial(self.step, self.train, self.by_hand, self.model),
+            "DDP": partial(self.step, self.train, self.lesson, self.ddp_model),
+            f"all_reduce alone, {self.gradients.nbytes / 1e3:.0f} kB": partial(
+                self.step, self.send
+            ),
+            "waiting alone, for the slower rank": self.waiting,
+        }
+
+    def train(self, lesson, model, wrap=iter):
+        """Train as a lesson does, with batches of this rank's own."""
+        batches = itertools.islice(DataLoader(self.train_set, BATCH, shuffle=True), STEPS)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        lesson.train_one_epoch(model, wrap(batches), optimizer, self.device)
+
+    def send(self):
+        """Send as often as in training, and nothing else."""
+        for _ in range(STEPS):
+            dist.all_reduce(self.gradients)
+
+    def step(self, work, *arguments):
+        """Return how many ms work takes for each of its steps. Both ranks begin together."""
+        dist.barrier()
+        return self.took(work, *arguments) / STEPS
+
+    def waiting(self):
+        """Return how many ms this rank waits for the other one after each step."""
+        times = []
+
+        def then_meet(batches):
+            for batch in batches:
+                yield batch  # the step with it comes first
+                times.append(self.took(dist.barrier))
+
+        self.step(self.train, self.lesson, self.model, then_meet)
+        return sum(times) / STEPS
+
+    def took(self, work, *arguments):
+        """Return how many ms work takes, on a GPU to its end there."""
+        synchronize = torch.get_device_module(self.device).synchronize
+        synchronize()
+        begin = time.perf_counter()
+        work(*arguments)
+        synchronize()
+        return 1000 * (time.perf_counter() - begin)
 
 
-def ms_of(work, device):
-    """Return how many ms work() takes. All ranks begin together."""
-    dist.barrier()
-    torch.get_device_module(device).synchronize()
-    begin = time.perf_counter()
-    work()
-    torch.get_device_module(device).synchronize()
-    return (time.perf_counter() - begin) * 1000
+# ---- both
+
+QUESTIONS = {"mnist": (mnist, "images/s"), "ddp": (ddp, "ms a step")}
 
 
-# ---- streaming
-
-
-def streaming(folder):
-    """Return {what: a function that measures images/s}: lesson 11 measures both in one run."""
-    file = Path(folder, "mnist.h5")
-    run(sys.executable, ROOT / CREATE, "--file", file)
-    return {"": partial(epochs_of_lesson_11, file)}
-
-
-def epochs_of_lesson_11(file):
-    """Train with two ranks from the file, then from memory; return {what: images/s}."""
-    where = ("--local", f"1x{RANKS}")
-    output = run(ROOT / LAUNCHER, *where, ROOT / STREAMING, "--file", file, "--epochs", 3)
-    parts = output.partition("now the same batches from memory")
-    return {"from memory": speed(parts[2]), "from the file": speed(parts[0])}
-
-
-def speed(output):
-    """Return the median images/s of the epochs; the first has the warm-up in it."""
-    speeds = re.findall(r"^epoch [1-9].* ([\d,]+) images/s$", output, re.MULTILINE)
-    return statistics.median(float(x.replace(",", "")) for x in speeds)
-
-
-def run(*command):
-    """Run a command of the course; return its output, or exit with its last line if it fails."""
-    environment = {**os.environ, "PYTHON": sys.executable}
-    with tempfile.TemporaryDirectory() as folder:
-        job = processes.run(command, 600, cwd=folder, env=environment, stderr=subprocess.STDOUT)
-    if job.trouble:
-        last = job.output.strip().rpartition("\n")[2]
-        sys.exit(f"{Path(command[1]).name}: {job.trouble}. {last}")
-    return job.output
-
-
-# ---- memory
-
-
-def memory(folder):
-    """Return {what: a function that measures MB}, for files of 1, 5 and 20 times MNIST."""
-    if not Path("/proc/self/status").exists():
-        sys.exit("Only Linux says how much memory a process has held: leave out memory.")
-    ways = {}
-    for copies in (1, 5, 20):
-        file = Path(folder, f"mnist{copies}.h5")
-        run(sys.executable, ROOT / CREATE, "--file", file, "--copies", copies)
-        size = f"{file.stat().st_size / 1e6:.0f} MB"
-        ways[f"in chunks, file of {size}"] = partial(ask_child, read_in_chunks, file)
-        ways[f"as a whole, file of {size}"] = partial(ask_child, read_as_a_whole, file)
-    return ways
-
-
-def ask_child(read, file):
-    """Return the most memory, in MB, that a new process has held after read(file)."""
-    with get_context("spawn").Pool(1) as pool:
-        return pool.apply(peak_memory, (read, file))
-
-
-def peak_memory(read, file):
-    """Read a file in this process; return the most memory that it has held, in MB."""
-    read(file)
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 1e3
-
-
-def read_in_chunks(file):
-    """Read a file to its end as a rank of lesson 11 does, without a worker."""
-    args = argparse.Namespace(
-        file=file, batch_size=BATCH, max_steps=None, seed=0, shuffle=True, buffer=8
-    )
-    for _ in load(STREAMING).ChunkStream(0, 1, args):
-        pass
-
-
-def read_as_a_whole(file):
-    """Read all images of a file into memory."""
-    import h5py
-
-    with h5py.File(file) as data:
-        torch.from_numpy(data["images"][:])
-
-
-# ---- all of them
-
-QUESTIONS = {
-    "mnist": (mnist, "images/s"),
-    "ddp": (ddp, "ms a step"),
-    "streaming": (streaming, "images/s"),
-    "memory": (memory, "MB"),
-}
-
-
-def measure(prepare, rounds):
-    """Return {what: [a value for each round]}."""
-    values = {}
-    with tempfile.TemporaryDirectory() as folder:
-        ways = prepare(folder)
-        for number in range(rounds):
-            print(f"{prepare.__name__}: round {number + 1} of {rounds}", file=sys.stderr)
-            for name, work in ways.items():
-                result = work()
-                several = result if isinstance(result, dict) else {name: result}
-                for what, value in several.items():
-                    values.setdefault(what, []).append(value)
-    return values
-
-
-def rows(name, values):
+def rows(name, rounds):
     """Yield the rows of the table. Each ratio is taken within a round, to the first row."""
-    unit = QUESTIONS[name][1]
+    measure, unit = QUESTIONS[name]
+    values = measure(rounds)
     first = next(iter(values.values()))
     for what, measured in values.items():
+        low, middle, high = map(shown, (min(measured), statistics.median(measured), max(measured)))
         ratio = statistics.median(x / y for x, y in zip(measured, first))
-        spread = f"{shown(min(measured))} to {shown(max(measured))}"
-        middle = shown(statistics.median(measured))
-        yield f"| `{name}`, {unit} | {what} | {middle} | {spread} | {ratio:.2g} |"
+        yield f"| `{name}`, {unit} | {what} | {middle} | {low} to {high} | {ratio:.2g} |"
 
 
 def shown(value):
@@ -281,27 +192,16 @@ def shown(value):
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def parse_args():
+def main():
+    """Measure what was asked for; print where and when, and the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("name", nargs="*", help=f"of {', '.join(QUESTIONS)}; without any, all")
+    parser.add_argument("name", nargs="?", choices=QUESTIONS, help="without it, both")
     parser.add_argument("--rounds", type=int, default=5, help="how often (5)")
     args = parser.parse_args()
-    for name in args.name:
-        if name not in QUESTIONS:
-            parser.error(f"There is nothing called {name!r}. There are {', '.join(QUESTIONS)}.")
-    if args.rounds < 1:
-        parser.error(f"--rounds must be at least 1, not {args.rounds}")
-    return args
-
-
-def main():
-    """Measure what was asked for; then print where and when, and the table."""
-    args = parse_args()
-    lines = []
-    for name in args.name or QUESTIONS:
-        lines += rows(name, measure(QUESTIONS[name][0], args.rounds))
+    names = [args.name] if args.name else QUESTIONS
+    lines = [row for name in names for row in rows(name, args.rounds)]
     command = " ".join(["python scripts/benchmark.py", *sys.argv[1:]])
     print(recorded(command, f"median of {args.rounds} rounds"))
     print("| question | what | median | lowest to highest | against the first |")
@@ -310,4 +210,4 @@ def main():
 
 
 if __name__ == "__main__":
-    processes.exit_with(main)
+    exit_with(main)

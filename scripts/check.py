@@ -12,31 +12,54 @@ their hints, is exercises.toml. Reading it there takes the fun out of it: ask wi
 """
 
 import argparse
+import contextlib
+import hashlib
 import importlib.util
+import json
+import os
 import re
 import sys
 
 from course.lists import ROOT, read_exercises
-from exercises import records, running
+from exercises import running
 from launcher.processes import exit_with
 
-
-def state_of(exercise, record):
-    """Return passed, not yet, or - for an exercise that was changed since it was checked."""
-    known = record.get(exercise["id"], {})
-    same = known.get("digest") == records.digest(ROOT / exercise["file"])
-    return known.get("state", "-") if same else "-"
+# {id: {"passed": the digest of the file that has passed, "hints": how many were asked for}}
+RECORD = ROOT / "runs" / "exercises.json"
 
 
-def not_passed(exercises, record):
-    """Return the exercises that have not passed yet."""
-    return [x for x in exercises.values() if state_of(x, record) != "passed"]
+def read_record():
+    """Return what is known of the exercises; {} if nothing is, or if that cannot be read."""
+    try:
+        return json.loads(RECORD.read_bytes())
+    except (OSError, ValueError):
+        return {}
+
+
+def remember(record, exercise, **what):
+    """Add to the record, and keep it unless its folder cannot be written."""
+    record[exercise["id"]] = {**record.get(exercise["id"], {}), **what}
+    temporary = RECORD.with_name(f".{RECORD.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):
+        RECORD.parent.mkdir(exist_ok=True)
+        temporary.write_text(json.dumps(record, indent=1))
+        os.replace(temporary, RECORD)  # whatever stops this, the record is whole
+
+
+def digest(file):
+    """Return a short text that changes when the file does."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.exists() else "no file"
+
+
+def has_passed(exercise, record):
+    """Return whether an exercise has passed as its file is now."""
+    return record.get(exercise["id"], {}).get("passed") == digest(ROOT / exercise["file"])
 
 
 def list_exercises(exercises, record):
     """Print these exercises, with what is known of them."""
     for exercise in exercises:
-        state = state_of(exercise, record)
+        state = "passed" if has_passed(exercise, record) else "not yet"
         print(f"{exercise['id']:>5}  {state:8}  {exercise['kind']:15} {exercise['file']}")
     command = f"python scripts/check.py {exercises[0]['id']}"
     print(f"Check one: {command}      A hint: {command} --hint")
@@ -45,57 +68,41 @@ def list_exercises(exercises, record):
 
 def give_hint(exercise, record):
     """Print the next hint, and remember it; after the last one the first comes again."""
-    known = record.setdefault(exercise["id"], {})
-    count = len(exercise["hints"])
-    number = known.get("hints", 0) % count
-    print(f"{exercise['id']}, hint {number + 1} of {count}: {exercise['hints'][number]}")
-    known["hints"] = number + 1
-    records.write_record(record)
+    hints = exercise["hints"]
+    number = record.get(exercise["id"], {}).get("hints", 0) % len(hints)
+    print(f"{exercise['id']}, hint {number + 1} of {len(hints)}: {hints[number]}")
+    remember(record, exercise, hints=number + 1)
 
 
 def print_task(file):
     """Print what an exercise asks for, as its file says it."""
-    if file.exists():
-        task = re.search(r"^(Task|Symptom):.*?(?=^Run:)", file.read_text(), re.M | re.S)
-        print(task[0] if task else "", end="")
-
-
-def file_of(exercise, solution):
-    """Return the path of an exercise, or of its solution."""
-    file = ROOT / exercise["file"]
-    return file.parent / "solutions" / file.name if solution else file
+    task = re.search(r"^(Task|Symptom):.*?(?=^Run:)", file.read_text(), re.M | re.S)
+    print(task[0] if task else "", end="")
 
 
 def check(exercise, record, solution=False, show_task=False):
     """Check one exercise, print its lines, and remember it. Return whether it passed."""
-    file = file_of(exercise, solution)
-    name = file.relative_to(ROOT)
-    title = f"{exercise['id']}  {name}, ranks: {exercise['processes']}"
+    file = ROOT / exercise["file"]
+    if solution:
+        file = file.parent / "solutions" / file.name
+    if not file.exists():
+        print(f"not yet: the file is missing. git checkout {exercise['file']}")
+        return False
+    title = f"{exercise['id']}  {file.relative_to(ROOT)}, ranks: {exercise['processes']}"
     print(f"{title}, the solution" if solution else title, flush=True)
     if show_task:
         print_task(file)
-    digest = records.digest(file)
-    if file.exists():
-        lines = running.run(exercise, file)
-    else:
-        lines = [(False, f"the file is missing: git checkout {name}")]
+    checked = digest(file)
+    lines = running.run(exercise, file)
     for right, sentence in lines:
         print(f"  {'ok' if right else 'NO'}  {sentence}")
     passed = all(right for right, _ in lines)
     if passed:
         print(f"  ->  What was wrong: {exercise['consequence']}")
     print("passed" if passed else "not yet", flush=True)
-    if not solution:
-        known = record.setdefault(exercise["id"], {})
-        known.update(state="passed" if passed else "not yet", digest=digest)
-        records.write_record(record)
+    if passed and not solution:
+        remember(record, exercise, passed=checked)
     return passed
-
-
-def print_next(exercises, record):
-    """Print which exercise comes next, after one has passed."""
-    following = not_passed(exercises, record)
-    print(f"next: {following[0]['file']}" if following else "That was the last one.")
 
 
 def parse_args(exercises):
@@ -121,13 +128,14 @@ def main():
     """Do what the command line asks for; return the exit status."""
     exercises = {exercise["id"]: exercise for exercise in read_exercises()}
     args = parse_args(exercises)
-    record = records.read_record()
+    record = read_record()
     listed = [x for x in exercises.values() if args.id in (None, x["lesson"])]
     if listed:
         list_exercises(listed, record)
         return 0
+    following = [x for x in exercises.values() if not has_passed(x, record)]
     if args.id == "next":
-        wanted = not_passed(exercises, record)[:1]
+        wanted = following[:1]
     else:
         wanted = [x for x in exercises.values() if args.id in ("all", x["id"])]
     if not wanted:
@@ -143,7 +151,8 @@ def main():
     if len(wanted) > 1:
         print(f"{sum(passed)} of {len(wanted)} passed")
     if args.id == "next" and all(passed):
-        print_next(exercises, record)
+        rest = following[1:]
+        print(f"next: {rest[0]['file']}" if rest else "That was the last one.")
     return 0 if all(passed) else 1
 
 

@@ -8,11 +8,11 @@ memory (the page cache) when they are read: this measures the work of reading, n
 """
 
 import argparse
+import contextlib
 import itertools
 import statistics
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 
 import h5py
@@ -23,62 +23,70 @@ from course.machine import recorded
 
 CREATE = load("day2/create_mnist_h5.py")
 STREAM = load("day2/11_mnist_ddp_pt_multinode_streaming.py")
+NAMES = ("images", "labels")
 BATCH = 64  # images
 BUFFER = 2048  # images shuffled together, whatever the size of a chunk
 SECONDS = 0.5  # a measurement ends with the first batch after that
 REPEATS = 3
 
 
-def make_file(path, sets, chunk_size=256, gzip=None):
-    """Have create_mnist_h5.py write both sets of MNIST to a file. Return its path."""
-    options = argparse.Namespace(chunk_size=chunk_size, gzip=gzip, copies=1)
-    with h5py.File(path, "x") as file:
-        CREATE.write_images(file, *sets, options)
-    return path
+def make_files(folder):
+    """Write the training set of MNIST in each layout. Return {layout: file or folder}."""
+    sets = CREATE.load_mnist(ROOT / "data")
+    plain = folder / "plain.h5"
+    with h5py.File(plain, "x") as file:
+        for name, tensor in zip(NAMES, sets[0].tensors):
+            file[name] = tensor.numpy()
+            np.save(folder / f"{name}.npy", tensor.numpy())
+    files = {"HDF5, not chunked": plain, "memmap": folder}
+    for size, gzip in ((64, None), (256, None), (1024, None), (256, 4)):
+        layout = f"HDF5, chunks of {size}" + (f", gzip {gzip}" if gzip else "")
+        files[layout] = folder / f"{layout}.h5"
+        with h5py.File(files[layout], "x") as file:
+            options = argparse.Namespace(chunk_size=size, gzip=gzip, copies=1)
+            CREATE.write_images(file, *sets, options)
+    return files
 
 
-def one_at_a_time(images, labels):
-    """Yield batches in random order, each image, uint8 [28, 28], and its label read by itself."""
-    for indices in torch.randperm(len(labels)).split(BATCH):
-        yield (
-            torch.from_numpy(np.stack([images[i] for i in indices.tolist()])),
-            torch.from_numpy(np.stack([labels[i] for i in indices.tolist()])),
-        )
+@contextlib.contextmanager
+def arrays(path):
+    """Yield images, uint8 [N, 28, 28], and labels of an HDF5 file, or mapped from a folder."""
+    if path.is_dir():
+        yield [np.load(path / f"{name}.npy", mmap_mode="r") for name in NAMES]
+    else:
+        with h5py.File(path) as file:
+            yield [file[name] for name in NAMES]
 
 
-def from_hdf5(path, epoch):
-    """Yield as one_at_a_time does, from an HDF5 file that is opened for it."""
-    with h5py.File(path) as file:
-        yield from one_at_a_time(file["images"], file["labels"])
+def stored(path):
+    """Return how many MB the images of a layout take."""
+    with arrays(path) as (images, _):
+        size = images.nbytes if path.is_dir() else images.id.get_storage_size()
+        return size / 1e6
 
 
-def mapped(folder):
-    """Return images and labels as arrays that lie in files."""
-    return [np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("images", "labels")]
+def one_at_a_time(path, epoch):
+    """Yield batches in random order, each image and its label read by itself."""
+    with arrays(path) as both:
+        for indices in torch.randperm(len(both[0])).split(BATCH):
+            yield [torch.from_numpy(np.stack([x[i] for i in indices.tolist()])) for x in both]
 
 
-def from_memmap(folder, epoch):
-    """Yield as one_at_a_time does, from arrays in files that are mapped for it."""
-    yield from one_at_a_time(*mapped(folder))
-
-
-def blocks(folder, epoch, size=256):
-    """Yield buffers of mapped images and labels: blocks in random order, shuffled together."""
-    images, labels = mapped(folder)
-    begins = torch.randperm(-(-len(labels) // size)) * size
-    for some in begins.split(BUFFER // size):
-        slices = [slice(begin, begin + size) for begin in some.tolist()]
-        order = torch.randperm(sum(len(labels[part]) for part in slices))
-        yield [
-            torch.from_numpy(np.concatenate([data[part] for part in slices]))[order]
-            for data in (images, labels)
-        ]
+def blocks(path, epoch, size=256):
+    """Yield buffers of images and labels: blocks in random order, shuffled together."""
+    with arrays(path) as both:
+        begins = torch.randperm(-(-len(both[0]) // size)) * size
+        for some in begins.split(BUFFER // size):
+            parts = [[x[begin : begin + size] for begin in some.tolist()] for x in both]
+            images, labels = (torch.from_numpy(np.concatenate(part)) for part in parts)
+            order = torch.randperm(len(images))
+            yield images[order], labels[order]
 
 
 def whole_chunks(path, epoch):
     """Yield batches of images and labels as lesson 11 reads them, with no worker."""
-    with h5py.File(path) as file:
-        buffer = BUFFER // file["images"].chunks[0]
+    with arrays(path) as (images, _):
+        buffer = BUFFER // images.chunks[0]
     args = argparse.Namespace(
         file=path, batch_size=BATCH, max_steps=None, seed=0, shuffle=True, buffer=buffer
     )
@@ -87,44 +95,26 @@ def whole_chunks(path, epoch):
     return iter(stream)
 
 
-def make_ways(folder):
-    """Make the files. Return rows (layout, how it is read, MB of the images, read(epoch))."""
-    sets = CREATE.load_mnist(ROOT / "data")
-    images, labels = (tensor.numpy() for tensor in sets[0].tensors)
-    plain = folder / "plain.h5"
-    with h5py.File(plain, "x") as file:
-        file["images"], file["labels"] = images, labels
-    np.save(folder / "images.npy", images)
-    np.save(folder / "labels.npy", labels)
-    files = {
-        "HDF5, not chunked": plain,
-        "HDF5, chunks of 64": make_file(folder / "64.h5", sets, chunk_size=64),
-        "HDF5, chunks of 256": make_file(folder / "256.h5", sets),
-        "HDF5, chunks of 1024": make_file(folder / "1024.h5", sets, chunk_size=1024),
-        "HDF5, chunks of 256, gzip 4": make_file(folder / "gzip.h5", sets, gzip=4),
-    }
-    not_chunked, small, middle, large, packed = files
-    ways = [(x, "one at a time", from_hdf5) for x in (not_chunked, middle, packed)]
-    ways += [(x, "whole chunks", whole_chunks) for x in (small, middle, large, packed)]
-    rows = [(x, how, stored(files[x]), partial(read, files[x])) for x, how, read in ways]
-    size = images.nbytes / 1e6
-    rows.append(("memmap", "one at a time", size, partial(from_memmap, folder)))
-    rows.append(("memmap", "blocks of 256", size, partial(blocks, folder)))
-    return rows
+# The rows of the table: the layout, how it is read, and by which function.
+WAYS = [
+    ("HDF5, not chunked", "one at a time", one_at_a_time),
+    ("HDF5, chunks of 256", "one at a time", one_at_a_time),
+    ("HDF5, chunks of 256, gzip 4", "one at a time", one_at_a_time),
+    ("HDF5, chunks of 64", "whole chunks", whole_chunks),
+    ("HDF5, chunks of 256", "whole chunks", whole_chunks),
+    ("HDF5, chunks of 1024", "whole chunks", whole_chunks),
+    ("HDF5, chunks of 256, gzip 4", "whole chunks", whole_chunks),
+    ("memmap", "one at a time", one_at_a_time),
+    ("memmap", "blocks of 256", blocks),
+]
 
 
-def stored(path):
-    """Return how many MB the images of training take in an HDF5 file."""
-    with h5py.File(path) as file:
-        return file["images"].id.get_storage_size() / 1e6
-
-
-def rate(read):
-    """Return images/s. read(epoch) yields the batches of an epoch; called until time is up."""
+def rate(read, path):
+    """Return images/s. read(path, epoch) yields the batches of an epoch, until time is up."""
     images = 0
     begin = time.perf_counter()
     for epoch in itertools.count():
-        for batch, _ in read(epoch):
+        for batch, _ in read(path, epoch):
             images += len(batch)
             elapsed = time.perf_counter() - begin
             if elapsed > SECONDS:
@@ -137,14 +127,15 @@ def main():
     torch.set_num_threads(1)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        ways = make_ways(Path(folder))
-        rates = [[rate(read) for *_, read in ways] for _ in range(REPEATS)]
-    medians = [statistics.median(column) for column in zip(*rates)]
+        files = make_files(Path(folder))
+        sizes = [stored(files[layout]) for layout, *_ in WAYS]
+        rounds = [[rate(read, files[layout]) for layout, _, read in WAYS] for _ in range(REPEATS)]
+    medians = [statistics.median(rates) for rates in zip(*rounds)]
     hdf5 = f"h5py {h5py.__version__} with HDF5 {h5py.version.hdf5_version}"
     print(recorded("python scripts/read_speed.py", hdf5, f"numpy {np.__version__}"))
     print("| layout | read | MB | images/s | against the first |")
     print("|---|---|---|---|---|")
-    for (layout, how, size, _), median in zip(ways, medians):
+    for (layout, how, _), size, median in zip(WAYS, sizes, medians):
         print(f"| {layout} | {how} | {size:.1f} | {median:,.0f} | {median / medians[0]:.2g} |")
 
 

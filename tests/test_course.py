@@ -1,27 +1,16 @@
 """run_course.sh, its report, and the commands that measure."""
 
-import html
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from course import run_course
 from course.report import write
-from helpers import (
-    LESSONS,
-    ROOT,
-    cannot,
-    need_browser,
-    open_in_browser,
-    proof_of,
-    recorded_output,
-)
+from helpers import LESSONS, ROOT, cannot, proof_of, recorded_output
 from launcher import processes
 from markupsafe import escape
 
@@ -117,7 +106,6 @@ def test_every_way_to_end_has_its_verdict_and_nothing_is_left(stand_ins, tmp_pat
 def test_a_lesson_that_cannot_run_here_is_no_failure(stand_ins, tmp_path):
     status, output = run(*stand_ins, "well", "cannot", cwd=tmp_path)
     assert status == 0, output
-    assert "1 of 1 lessons ok, 1 skipped, " in output
 
 
 def test_what_is_not_known_is_refused_before_anything_runs(stand_ins, tmp_path):
@@ -149,32 +137,6 @@ def test_ctrl_c_at_a_terminal_ends_runner_and_lesson(stand_ins, tmp_path):
         job.wait()
     os.close(own)
     assert job.trouble == "exit status 130"
-
-
-def test_sigterm_ends_runner_and_lesson(stand_ins, tmp_path):
-    command = [*RUN_COURSE, *stand_ins, "slow", "well"]
-    with processes.Job(command, 280, cwd=tmp_path, stderr=subprocess.STDOUT) as job:
-        assert any("at work" in line for line in job.lines())
-        job.process.send_signal(signal.SIGTERM)
-        job.wait()
-    assert job.trouble == "exit status 143", job.output
-    assert "Traceback" not in job.output
-
-
-@pytest.mark.parametrize("is_there", [False, True])
-def test_where_the_repository_is_read_only_data_is_made_elsewhere(is_there, tmp_path):
-    if is_there:  # a colleague has made it
-        (tmp_path / "data").mkdir()
-        (tmp_path / "data" / "mnist.h5").touch()
-    told = {
-        name: run_course.with_data_here(lesson, tmp_path)["arguments"]
-        for name, lesson in LESSONS.items()
-        if run_course.with_data_here(lesson, tmp_path) != lesson
-    }
-    assert told["create_mnist_h5"][-2:] == ["--file", "data/mnist.h5"]
-    assert told["create_ratings"][-2:] == ["--folder", "data/ratings"]
-    assert ("11" in told) != is_there
-    assert "9" not in told
 
 
 def test_where_the_user_cannot_write_one_sentence_says_so(monkeypatch, tmp_path):
@@ -241,16 +203,16 @@ def test_the_report_has_every_proof_and_all_that_was_printed(page):
 
 def test_the_figures_show_what_the_lessons_printed(page):
     figures = figures_of(page)
-    assert [*figures] == ["gaps", "loss", "time-shares", "speed-up", "bandwidth"]
+    assert [*figures] == ["gaps", "loss", "time_shares", "speed_up", "bandwidth"]
     gaps = re.findall(r"=> .*losses within (\S+)", "\n".join(map(recorded_output, LESSONS)))
     shown = [text for text in figures["gaps"] if re.fullmatch(r"[1-9]e-\d+|0", text)]
     assert shown == [gap.replace("0e+00", "0") for gap in gaps]
     assert {"lesson 8: one process", "lesson 8: DDP, linear rate"} <= set(figures["loss"])
     compute = re.findall(r"^ +[0-3] +\S+% +([\d.]+)% .* 0\.0% .*%$", recorded_output("5"), re.M)
     assert len(compute) == 4
-    assert {f"{float(share):.0f}" for share in compute} <= set(figures["time-shares"])
+    assert {f"{float(share):.0f}" for share in compute} <= set(figures["time_shares"])
     gains = re.findall(r"([\d.]+) \([\d.]+ to", recorded_output("7").partition("=>")[0])
-    assert [text for text in figures["speed-up"] if re.fullmatch(r"\d\.\d\d", text)] == gains
+    assert [text for text in figures["speed_up"] if re.fullmatch(r"\d\.\d\d", text)] == gains
     assert {"4 kB", "lesson 1: all, 4 ranks"} <= set(figures["bandwidth"])
 
 
@@ -275,49 +237,6 @@ def test_the_page_needs_no_network(page):
     assert len(ids) == len(set(ids))
 
 
-def test_a_report_that_cannot_be_written_gets_one_sentence(monkeypatch, tmp_path, capsys):
-    monkeypatch.chdir(tmp_path)
-    Path("runs").write_text("a file, not a folder")
-    assert not run_course.write_report([recorded("0")], time.time())
-    reason = "runs/report.html cannot be written (runs: File exists)"
-    assert capsys.readouterr().err == f"There is no report: {reason}.\n"
-
-
-# Says in the title of the page around it what is cut off.
-MEASURE = """
-<script>
-addEventListener("load", () => {
-  document.querySelectorAll("details").forEach((x) => (x.open = true));
-  const wrong = [];
-  for (const x of document.querySelectorAll("body *:not(pre *)"))
-    if (x.getBoundingClientRect().right > innerWidth) wrong.push(`${x.tagName} is cut off`);
-  for (const svg of document.querySelectorAll("svg"))
-    for (const text of svg.querySelectorAll("text")) {
-      const [a, b] = [text.getBoundingClientRect(), svg.getBoundingClientRect()];
-      if (a.left < b.left || a.right > b.right || a.top < b.top || a.bottom > b.bottom)
-        wrong.push(`${text.textContent} leaves its figure`);
-    }
-  parent.document.title = wrong.join("; ") || `all in its place, ${innerWidth} pixels`;
-});
-</script>
-"""
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("width", [360, 1200])
-def test_nothing_is_cut_off(page, width, tmp_path):
-    need_browser("Liberation Sans", "DejaVu Sans Mono")
-    # The page forbids scripts. The measuring one needs that line away.
-    measured = re.sub("<meta http-equiv=.*>", "", page).replace("</body>", f"{MEASURE}</body>")
-    # In a frame, because the browser's window cannot be as narrow as a telephone.
-    frame = (
-        f'<iframe width="{width}" height="900" frameborder="0" srcdoc="{html.escape(measured)}">'
-    )
-    (tmp_path / "frame.html").write_text(f"<!doctype html><title></title>{frame}</iframe>")
-    dom, _ = open_in_browser((tmp_path / "frame.html").as_uri(), tmp_path / "browser")
-    assert re.search("<title>(.*?)</title>", dom)[1] == f"all in its place, {width} pixels"
-
-
 # ---- what measures
 
 
@@ -331,13 +250,13 @@ def measure(script, *arguments, cwd):
 
 
 @pytest.mark.full
-def test_benchmark_measures_what_waiting_costs(tmp_path):
-    first, rows = measure("benchmark.py", "mnist", "ddp", "--rounds", "1", cwd=tmp_path)
-    assert "with `python scripts/benchmark.py mnist ddp --rounds 1`" in first
+def test_benchmark_says_where_the_time_goes(tmp_path):
+    first, rows = measure("benchmark.py", "--rounds", "1", cwd=tmp_path)
+    assert "with `python scripts/benchmark.py --rounds 1`" in first
     assert [row[0] for row in rows] == ["`mnist`, images/s"] * 3 + ["`ddp`, ms a step"] * 5
-    assert all(float(row[2].replace(",", "")) > 0 for row in rows)
-    speed_of_lesson_2, *usual = (float(row[2].replace(",", "")) for row in rows[:3])
-    assert speed_of_lesson_2 > max(usual)
+    numbers = [float(row[2].replace(",", "")) for row in rows]
+    assert min(numbers) > 0
+    assert numbers[0] > max(numbers[1:3])  # lesson 2 against the usual way
 
 
 @pytest.mark.full

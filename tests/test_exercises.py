@@ -11,7 +11,6 @@ from tempfile import gettempdir
 
 import pytest
 from course.lists import read_exercises
-from exercises import records
 from exercises.running import run as run_check
 from helpers import ROOT, copy_tree, processes_of, wait_for
 from helpers import run as run_command
@@ -57,26 +56,6 @@ def test_run_by_hand_it_shows_its_symptom(exercise_id, tmp_path):
     _, output = run_ranks(exercise["processes"], file_of(exercise_id), cwd=tmp_path, env=env)
     assert re.search(exercise["shows"], output), output
     assert list(tmp_path.iterdir()) == []
-
-
-def test_each_file_is_in_the_list_and_has_its_solution_and_hints():
-    for folder in ("exercises", "exercises/solutions"):
-        files = {path.name for path in ROOT.glob(f"day*/{folder}/*.py")}
-        assert files == {file_of(exercise_id).name for exercise_id in EXERCISES}
-    for exercise in EXERCISES.values():
-        assert len(set(exercise["hints"])) == 3
-
-
-@pytest.mark.parametrize("solution", [False, True], ids=["given", "solution"])
-def test_all_files_start_their_ranks_in_the_same_way(solution):
-    """So one that is started by python stands for all of them."""
-    starts = set()
-    for exercise_id, exercise in EXERCISES.items():
-        _, _, start = file_of(exercise_id, solution).read_text().partition("def start():\n")
-        option = f'"--nproc-per-node={exercise["processes"]}"'
-        assert option in start
-        starts.add(start.replace(option, "as many as the list says"))
-    assert len(starts) == 1
 
 
 def test_python_starts_the_ranks(tmp_path):
@@ -175,50 +154,29 @@ def check(course, *arguments):
 
 
 def states(course, *lesson):
-    """Return {id: passed, not yet or -}, as check.py lists them."""
+    """Return {id: passed or not yet}, as check.py lists them."""
     status, output = check(course, *lesson)
     assert status == 0
-    return dict(re.findall(r"^ *(\d+\.\d+)  (passed|not yet|-) ", output, re.M))
+    return dict(re.findall(r"^ *(\d+\.\d+)  (passed|not yet) ", output, re.M))
 
 
 def test_next_goes_from_one_exercise_to_the_following(course):
     first, second, *_ = EXERCISES
-    assert states(course) == dict.fromkeys(EXERCISES, "-")
+    assert states(course) == dict.fromkeys(EXERCISES, "not yet")
     status, output = check(course, "next")
     assert status == 1
     assert output.startswith(f"{first}  {EXERCISES[first]['file']}, ranks: 4\nTask:    Complete")
     assert output.endswith("\nnot yet\n")
     assert "What was wrong" not in output  # symptoms, no causes
-    assert states(course)[first] == "not yet"
     shutil.copyfile(file_of(first, solution=True), course / EXERCISES[first]["file"])
     status, output = check(course, "next")
     assert status == 0
     assert f"What was wrong: {EXERCISES[first]['consequence']}\npassed\n" in output
     assert output.endswith(f"\nnext: {EXERCISES[second]['file']}\n")
-    assert states(course, "0") == {first: "passed", second: "-"}
+    assert states(course, "0") == {first: "passed", second: "not yet"}
     with (course / EXERCISES[first]["file"]).open("a") as file:
         file.write("# changed since\n")
-    assert states(course)[first] == "-"
-
-
-def test_next_says_when_all_have_passed(course, monkeypatch):
-    passed = {
-        name: {"state": "passed", "digest": records.digest(file_of(name, root=course))}
-        for name in EXERCISES
-    }
-    monkeypatch.setattr(records, "RECORD", course / "runs" / "exercises.json")
-    records.write_record(passed)
-    assert check(course, "next") == (0, f"All {len(EXERCISES)} exercises have passed.\n")
-    file = EXERCISES["10.1"]["file"]
-    (course / file).unlink()
-    status, output = check(course, "next")
-    assert status == 1
-    assert f"  NO  the file is missing: git checkout {file}\n" in output
-
-
-def test_a_lesson_lists_its_exercises(course):
-    names = [name for name in EXERCISES if name.startswith("13.")]
-    assert states(course, "13") == dict.fromkeys(names, "-")
+    assert states(course)[first] == "not yet"
 
 
 def test_hints_come_one_at_a_time_and_run_nothing(course):
@@ -226,7 +184,7 @@ def test_hints_come_one_at_a_time_and_run_nothing(course):
     for number, hint in [*enumerate(hints, 1), (1, hints[0])]:  # after the last the first again
         expected = f"0.1, hint {number} of 3: {hint}\n"
         assert check(course, "next" if number == 2 else "0.1", "--hint") == (0, expected)
-    assert states(course)["0.1"] == "-"
+    assert states(course)["0.1"] == "not yet"
 
 
 @pytest.mark.parametrize(
@@ -234,24 +192,11 @@ def test_hints_come_one_at_a_time_and_run_nothing(course):
     [
         (["99.9"], "There is no exercise 99.9. python scripts/check.py lists them."),
         (["13", "--hint"], "--hint takes one exercise: python scripts/check.py 4.1 --hint"),
-        (["all", "--hint"], "--hint takes one exercise: python scripts/check.py 4.1 --hint"),
         (["--solution"], "--solution takes one exercise: python scripts/check.py 4.1 --solution"),
     ],
 )
 def test_a_wrong_argument_gets_one_sentence(arguments, says):
     assert check(ROOT, *arguments) == (2, f"{says}\n")
-
-
-@pytest.mark.parametrize(
-    "text", [b"", b"[]", b'{"0.1": "passed"}', b'{"0.1": {"hints": "2"}}', b"\xff", b"[" * 100_000]
-)
-def test_a_damaged_record_is_kept_and_the_list_begins_again(text, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(records, "RECORD", tmp_path / "exercises.json")
-    records.RECORD.write_bytes(text)
-    assert records.read_record() == {}
-    assert "is damaged. It's now exercises.json.damaged, and the list" in capsys.readouterr().err
-    assert (tmp_path / "exercises.json.damaged").read_bytes() == text
-    assert not records.RECORD.exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -13,6 +13,7 @@ from pathlib import Path
 import jinja2
 from course.machine import facts
 from course.report_figures import draw
+from course.run_lesson import summary
 from markupsafe import Markup, escape
 
 
@@ -26,16 +27,14 @@ def write(path, results, command, began):
 
     results: as above; command: what the user typed; began: when, in seconds as time.time().
     """
-    path.parent.mkdir(exist_ok=True)
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-    )
+    template = Path(__file__).with_name("report.html.j2").read_text()
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["code"] = code
-    page = environment.get_template("report.html.j2").render(
+    page = environment.from_string(template).render(
         results=results,
+        summary=summary(results),
         figures=draw(results),
         facts=facts(command, began),
     )
+    path.parent.mkdir(exist_ok=True)
     path.write_text(page, encoding="utf-8")

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#2f86c9", "#d1690e", "#2b9a66", "#9b6fc9", "#858f9b"
 STYLE = {
     "svg.fonttype": "none",  # text stays text
-    "figure.figsize": (4.4, 3.1),  # inches; small, so that letters are large on a telephone
+    "figure.figsize": (4.4, 3.7),  # inches; small, so that letters are large on a telephone
     "figure.constrained_layout.use": True,
     "font.size": 11,
     "axes.spines.top": False,
@@ -71,61 +71,47 @@ CURVES = {
 }
 
 
-def draw_loss(results):
+def loss(axes, results):
     """Draw the loss curves of lesson 8, and as circles those of lesson 10."""
-    drawing = Figure(figsize=(4.4, 3.7))  # the legend stands above
-    axes = drawing.subplots()
     for result in results:
         for path in result["events"]:
             color, label = CURVES[path.parent.name]
             label = f"lesson {result['id']}: {label}"
             line = "o" if result["id"] == "10" else "-"
             axes.plot(*loss_curve(path), line, color=color, label=label, mfc="none")
-    if not axes.lines:
-        return None
     axes.set(xlabel="images seen", ylabel="training loss", yscale="log", xlim=0)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.xaxis.set_major_locator(MaxNLocator(5))
     plain_ticks(axes.yaxis)
-    drawing.legend(loc="outside upper left", fontsize=9)
-    return drawing
 
 
-def draw_gaps(results):
+def gaps(axes, results):
     """Draw how far the losses of each lesson are from those of one process, or of its other way."""
-    gaps = {}
-    for result in results:
-        for gap in find(r"^=> .*losses within ([\de.+-]+)", result):
-            gaps[f"lesson {result['id']}"] = gap
-    if not gaps:
-        return None
-    drawing = Figure(figsize=(4.4, 1.3 + 0.25 * len(gaps)))
-    axes = drawing.subplots()
     lowest = 1e-10  # a gap of 0 has no place on a logarithmic axis
-    places = [max(lowest, float(gap)) for gap in gaps.values()]
-    axes.plot(places, list(gaps), "o", color=BLUE)
-    for place, name in zip(places, gaps):
-        text = "0" if float(gaps[name]) == 0 else gaps[name]
-        axes.annotate(text, (place, name), (7, 0), textcoords="offset points", va="center")
-    axes.axvline(1e-5, color=ORANGE)
+    for result in results:
+        for text in find(r"^=> .*losses within ([\de.+-]+)", result)[-1:]:
+            gap = float(text)
+            point = max(lowest, gap), f"lesson {result['id']}"
+            axes.plot(*point, "o", color=BLUE)
+            axes.annotate(
+                text if gap else "0", point, (7, 0), textcoords="offset points", va="center"
+            )
+    axes.figure.set_figheight(1.3 + 0.25 * len(axes.lines))
+    if axes.lines:
+        axes.axvline(1e-5, color=ORANGE)
     axes.set(xscale="log", xlim=(lowest / 3, 1e-3), xlabel="largest difference of the losses")
     axes.xaxis.set_minor_locator(NullLocator())
     axes.margins(y=0.15)
     axes.invert_yaxis()
-    return drawing
 
 
-def draw_shares(results):
+def time_shares(axes, results):
     """Draw where the time of each rank went, as lesson 5 and test-profile print it."""
-    rows = []
-    for result in results:
-        name = "5" if result["id"] == "5" else "profile"
-        for rank, *shares in find(r"^ *(\d+)" + r" +([\d.]+)%" * 5 + "$", result):
-            rows.append((f"{name}, rank {rank}", *map(float, shares)))
-    if not rows:
-        return None
-    names, *shares = zip(*rows)
-    data, compute, communication, overlap, idle = map(np.array, shares)
+    row = r"^ *(\d+)" + r" +([\d.]+)%" * 5 + "$"
+    rows = [(x["id"].removeprefix("test-"), *shares) for x in results for shares in find(row, x)]
+    names = [f"{lesson}, rank {rank}" for lesson, rank, *_ in rows]
+    shares = np.array([shares for _, _, *shares in rows], dtype=float).reshape(-1, 5)
+    data, compute, communication, overlap, idle = shares.T
     parts = {  # what overlaps is printed with both, and has its place in the bar once
         "data": (data, PURPLE),
         "computing": (compute - overlap, BLUE),
@@ -133,8 +119,7 @@ def draw_shares(results):
         "communicating": (communication - overlap, ORANGE),
         "idle": (idle, GREY),
     }
-    drawing = Figure(figsize=(4.4, 1.6 + 0.3 * len(rows)))
-    axes = drawing.subplots()
+    axes.figure.set_figheight(2 + 0.3 * len(rows))
     left = np.zeros(len(rows))
     for label, (share, color) in parts.items():
         bars = axes.barh(names, share, left=left, color=color, label=label)
@@ -145,32 +130,25 @@ def draw_shares(results):
     axes.margins(x=0)
     axes.invert_yaxis()
     axes.grid(visible=False)
-    drawing.legend(loc="outside upper center", ncols=2)
-    return drawing
 
 
-def draw_speed_up(results):
+def speed_up(axes, results):
     """Draw the images/s of each setting over those of one process, as lesson 7 prints them."""
     pattern = r"^(one process.*?|\w+ scaling) +\d+ .* ([\d.]+) \(([\d.]+) to ([\d.]+)\)$"
-    rows = find(pattern, results[0])
-    if not rows:
-        return None
-    names = [name for name, *_ in rows]
-    gains, lowest, highest = np.array([row[1:] for row in rows], dtype=float).T
-    drawing = Figure(figsize=(4.4, 2.6))
-    axes = drawing.subplots()
-    spread = (gains - lowest, highest - gains)
-    axes.barh(names, gains, xerr=spread, color=BLUE, ecolor=GREY)
-    for name, gain, place in zip(names, gains, highest):
-        axes.annotate(f"{gain:.2f}", (place, name), (5, 0), textcoords="offset points", va="center")
+    for name, *numbers in find(pattern, results[0]):
+        gain, lowest, highest = map(float, numbers)
+        spread = [[gain - lowest], [highest - gain]]
+        axes.barh(name, gain, xerr=spread, color=BLUE, ecolor=GREY)
+        place = (highest, name)
+        axes.annotate(f"{gain:.2f}", place, (5, 0), textcoords="offset points", va="center")
     axes.set(xlabel="times the images/s of one process", xlim=0)
     axes.margins(x=0.2)
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
-    return drawing
+    axes.figure.set_figheight(2.6)
 
 
-def draw_bandwidth(results):
+def bandwidth(axes, results):
     """Draw the bus bandwidth of all_reduce over the size, as lessons 1 and 9 print it."""
     pattern = r"^(?:(.*), (\d+) ranks, )? *(\d+ [kM]B): .* \(bus +([\d.,]+)\)$"
     series, sizes = {}, {}
@@ -183,10 +161,6 @@ def draw_bandwidth(results):
             sizes[size] = int(count) * {"kB": 1e3, "MB": 1e6}[unit]
             points = series.setdefault(f"lesson {result['id']}: {where}, {ranks} ranks", [])
             points.append((sizes[size], float(speed.replace(",", ""))))
-    if not series:
-        return None
-    drawing = Figure(figsize=(4.4, 3.7))
-    axes = drawing.subplots()
     for (label, points), color in zip(series.items(), (BLUE, GREEN, ORANGE)):
         axes.plot(*zip(*points), "o-", color=color, label=label)
     axes.set_xscale("log")
@@ -195,49 +169,42 @@ def draw_bandwidth(results):
     axes.set_xticks(list(sizes.values()), list(sizes))
     axes.xaxis.set_minor_locator(NullLocator())
     plain_ticks(axes.yaxis)
-    drawing.legend(loc="outside upper left")
-    return drawing
 
 
-# What is drawn: name, function, title, the lessons that it is made from, and the caption.
+# What is drawn: the function, the lessons that it is made from, the title and the caption.
 FIGURES = [
     (
-        "gaps",
-        draw_gaps,
-        "Equal losses",
+        gaps,
         ("4", "6", "7", "11", "13", "15", "17"),
+        "Equal losses",
         "Each of these lessons trains in two ways that should give the same losses: many ranks "
         "and one process, or a file and memory. Left of the line (1e-05) only rounding differs.",
     ),
     (
-        "loss",
-        draw_loss,
-        "Loss and learning rate",
+        loss,
         ("8", "10"),
+        "Loss and learning rate",
         "The farther a curve lies above that of one process, the more its larger global batch has "
         "cost. Lesson 10's circles, on two nodes, belong on lesson 8's lines.",
     ),
     (
-        "time-shares",
-        draw_shares,
-        "Where the time goes",
+        time_shares,
         ("5", "test-profile"),
+        "Where the time goes",
         "Lesson 5 sends its gradients after computing, test-profile (profile) while it computes. "
         "Only where a rank does both at the same time, a message costs no extra time.",
     ),
     (
-        "speed-up",
-        draw_speed_up,
-        "Speed-up of lesson 7",
+        speed_up,
         ("7",),
+        "Speed-up of lesson 7",
         "Weak scaling: the batch per process stays; strong scaling: the global batch stays. A bar "
         "is the median of several rounds, its line the lowest and the highest.",
     ),
     (
-        "bandwidth",
-        draw_bandwidth,
-        "Bandwidth of all_reduce",
+        bandwidth,
         ("1", "9"),
+        "Bandwidth of all_reduce",
         "Every message has a fixed cost: a small one spends its time on that, and only a large "
         "one comes near to what the connection can carry.",
     ),
@@ -249,10 +216,16 @@ def draw(results):
     well = {x["id"]: x for x in results if not x["problem"] and not x["skipped"]}
     figures = []
     with style.context(["default", STYLE]):
-        for name, function, title, lessons, caption in FIGURES:
+        for function, lessons, title, caption in FIGURES:
             sources = [well[lesson] for lesson in lessons if lesson in well]
-            drawing = function(sources) if sources else None
-            if drawing:
+            drawing = Figure()
+            axes = drawing.subplots()
+            if sources:
+                function(axes, sources)
+            if axes.get_legend_handles_labels()[0]:
+                drawing.legend(loc="outside upper left", fontsize=9)
+            if axes.has_data():
+                name = function.__name__
                 svg = svg_of(drawing, name)
                 figures.append({"name": name, "title": title, "caption": caption, "svg": svg})
     return figures

@@ -18,17 +18,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the rooms beside this one
 
 from course.lists import ROOT, SCRIPTS, read_course
-from course.run_lesson import command_of, run
+from course.run_lesson import command_of, run, summary
 from launcher.processes import exit_with
 
 REPORT = Path("runs", "report.html")  # where the lessons put their curves
-# What these lessons write or read is in the data folder of the repository, or where they are told:
-# {id: (option, path)}.
-MADE = {
-    "create_mnist_h5": ("--file", "data/mnist.h5"),
-    "11": ("--file", "data/mnist.h5"),
-    "create_ratings": ("--folder", "data/ratings"),
-    "14": ("--folder", "data/ratings"),
+# What these lessons write or read goes to where the user stands if the repository is read-only.
+DATA_HERE = {
+    "create_mnist_h5": ["--file", "data/mnist.h5"],
+    "11": ["--file", "data/mnist.h5"],
+    "create_ratings": ["--folder", "data/ratings"],
+    "14": ["--folder", "data/ratings"],
 }
 
 
@@ -37,24 +36,11 @@ def choose(lessons, wanted):
 
     Raises ValueError with a sentence for the user if a name is not known.
     """
-    names_of = {x["id"]: (x["id"], x["file"].partition("/")[0]) for x in lessons}
-    for name in wanted:
-        if not any(name in names for names in names_of.values()):
-            known = ", ".join(names_of)
-            raise ValueError(f"There is no lesson {name!r}. There are day1, day2 and {known}.")
-    return [x for x in lessons if not wanted or set(wanted) & set(names_of[x["id"]])]
-
-
-def with_data_here(lesson, root=ROOT):
-    """Return a lesson whose files are in data/ where the user stands: the repository is read-only.
-
-    What a colleague has made in the repository can be read there.
-    """
-    option, path = MADE.get(lesson["id"], ("", ""))
-    reads = not lesson["id"].startswith("create")
-    if not option or (reads and (root / path).exists()):
-        return lesson
-    return {**lesson, "arguments": [*lesson["arguments"], option, path]}
+    names_of = {x["id"]: {x["id"], x["file"].partition("/")[0]} for x in lessons}
+    for name in set(wanted).difference(*names_of.values()):
+        known = ", ".join(names_of)
+        raise ValueError(f"There is no lesson {name!r}. There are day1, day2 and {known}.")
+    return [x for x in lessons if not wanted or names_of[x["id"]] & set(wanted)]
 
 
 def event_files():
@@ -83,44 +69,27 @@ def print_table(results):
     for x in results:
         state = x["problem"] or (f"skipped: {x['skipped']}" if x["skipped"] else "ok")
         print(f"{x['id']:>{wide}}  {x['showed']:<{width}}  {x['seconds']:7.1f}  {state}")
-    failed = sum(bool(x["problem"]) for x in results)
-    skipped = sum(bool(x["skipped"]) for x in results)
-    ran = len(results) - skipped
-    parts = [f"{ran - failed} of {ran} lessons ok"]
-    if skipped:
-        parts.append(f"{skipped} skipped")
-    parts.append(f"{sum(x['seconds'] for x in results):.0f} seconds in all")
-    print("\n" + ", ".join(parts), flush=True)
+    print(f"\n{summary(results)}", flush=True)
 
 
-def write_report(results, began):
-    """Write the report of a run that began at this time (seconds). Return whether it worked."""
-    from course.report import write  # here, because what it imports takes seconds to load
-
+def parse_args():
+    """Read the command line. Return the lessons to run, and whether only to list them."""
+    parser = argparse.ArgumentParser(prog="run_course.sh", description=__doc__.splitlines()[0])
+    parser.add_argument("lesson", nargs="*", help="lesson ids, day1 or day2; all if none is given")
+    parser.add_argument("--list", action="store_true", help="show the lessons and run nothing")
+    course = SCRIPTS / "course.toml"
+    parser.add_argument("--course", type=Path, default=course, help="another list of lessons")
+    args = parser.parse_args()
     try:
-        write(REPORT, results, shlex.join(["scripts/run_course.sh", *sys.argv[1:]]), began)
-    except OSError as error:
-        reason = f"{error.filename}: {error.strerror}"
-        print(f"There is no report: {REPORT} cannot be written ({reason}).", file=sys.stderr)
-        return False
-    print(f"report: {REPORT}")
-    return True
+        return choose(read_course(args.course), args.lesson), args.list
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
 
 
 def main():
     """Run the lessons asked for, print the table, write the report; return the exit status."""
-    parser = argparse.ArgumentParser(prog="run_course.sh", description=__doc__.splitlines()[0])
-    parser.add_argument("lesson", nargs="*", help="lesson ids, day1 or day2; all if none is given")
-    parser.add_argument("--list", action="store_true", help="show the lessons and run nothing")
-    parser.add_argument(
-        "--course", type=Path, default=SCRIPTS / "course.toml", help="another list of lessons"
-    )
-    args = parser.parse_args()
-    try:
-        lessons = choose(read_course(args.course), args.lesson)
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
-    if args.list:
+    lessons, only_list = parse_args()
+    if only_list:
         for x in lessons:
             print(f"{x['id']:>12}  {x['file']:<38} {x['idea']}")
         return 0
@@ -128,13 +97,20 @@ def main():
         where = f"You cannot write to {Path.cwd()}, and the lessons write to where you stand."
         sys.exit(f"{where} Go to a folder of your own: {ROOT}/scripts/run_course.sh works there.")
     if not os.access(ROOT / "data", os.W_OK):
-        lessons = [with_data_here(lesson) for lesson in lessons]
+        for x in lessons:
+            x["arguments"] += DATA_HERE.get(x["id"], [])
     print("Each lesson first imports torch. The first time, that takes several silent seconds.")
     began = time.time()
     results = run_all(lessons)
     print_table(results)
-    written = write_report(results, began)
-    return 0 if written and not any(x["problem"] for x in results) else 1
+    from course.report import write  # here, because what it imports takes seconds to load
+
+    try:
+        write(REPORT, results, shlex.join(["scripts/run_course.sh", *sys.argv[1:]]), began)
+    except OSError as error:
+        sys.exit(f"There is no report: {error}")
+    print(f"report: {REPORT}")
+    return 1 if any(x["problem"] for x in results) else 0
 
 
 if __name__ == "__main__":

@@ -20,44 +20,35 @@ def command_of(lesson):
     return LAUNCHER, [*where, *options, lesson["file"], *lesson["arguments"]]
 
 
-def start(lesson, **options):
-    """Start a lesson from any folder; return the Job. The options are Popen's.
-
-    The lesson gets ten times as long as it should need; then it has to end.
-    """
-    program, arguments = command_of(lesson)
-    begin = [sys.executable, "-u"] if program == "python" else [str(ROOT / program)]
-    arguments = [str(ROOT / x) if x == lesson["file"] else x for x in arguments]
-    env = {**os.environ, "PYTHON": sys.executable}  # for the launcher
-    return Job([*begin, *arguments], 10 * lesson["seconds"], env=env, **options)
-
-
 def run(lesson, **options):
     """Run one lesson and pass its output on, line by line. Return a dict; the options are Popen's.
 
     output    all that it printed
     showed    its last line that begins with "=>", or ""
-    seconds   how long it took
+    seconds   how long it took; it is ended after ten times as long as it should need
     problem   what went wrong in a few words, or ""
     skipped   the lesson's own sentence if it cannot run here, or ""
     """
-    showed = ""
-    last_line = ""
-    with start(lesson, **options) as job:
+    program, arguments = command_of(lesson)
+    begin = [sys.executable, "-u"] if program == "python" else [ROOT / program]
+    # From any folder. A path that is absolute already stays as it is.
+    arguments = [ROOT / x if x == lesson["file"] else x for x in arguments]
+    env = {**os.environ, "PYTHON": sys.executable}  # for the launcher
+    with Job([*begin, *arguments], 10 * lesson["seconds"], env=env, **options) as job:
         for line in job.lines():
             print(f"   {line}", end="", flush=True)
-            last_line = line.strip() or last_line
-            if line.startswith("=>"):
-                showed = line.strip()
     for process in job.left:
         print(f"   left behind, ended now: process {process}", flush=True)
-    cannot_run = job.status == os.EX_UNAVAILABLE and last_line and not (job.stopped or job.left)
+    lines = [line.rstrip() for line in job.output.splitlines() if line.strip()]
+    proofs = [line for line in lines if line.startswith("=>")]
+    showed = proofs[-1] if proofs else ""
+    cannot_run = job.trouble == f"exit status {os.EX_UNAVAILABLE}" and lines
     return {
         "output": job.output,
         "showed": showed,
         "seconds": job.seconds,
         "problem": "" if cannot_run else problem(job, showed),
-        "skipped": last_line if cannot_run else "",
+        "skipped": lines[-1] if cannot_run else "",
     }
 
 
@@ -68,3 +59,13 @@ def problem(job, showed):
     if job.trouble or showed.endswith(": ok"):
         return job.trouble
     return "no proof line"
+
+
+def summary(results):
+    """Return in a few words how many lessons ended well, for the table and the report."""
+    ran = [x for x in results if not x["skipped"]]
+    words = [f"{sum(not x['problem'] for x in ran)} of {len(ran)} lessons ok"]
+    if len(ran) < len(results):
+        words.append(f"{len(results) - len(ran)} skipped")
+    words.append(f"{sum(x['seconds'] for x in results):.0f} seconds in all")
+    return ", ".join(words)

@@ -15,16 +15,11 @@ import tempfile
 import threading
 import time
 from multiprocessing.connection import wait
-from pathlib import Path
 
 from exercises.common import sentence_of
 
 START_LIMIT, RUN_LIMIT = 120, 20  # seconds: until all ranks stand, and until all are done
 PATIENCE = 1  # seconds that the other ranks still have once one has failed
-
-
-class EndedError(Exception):
-    """Ranks did not come to their end. Its arguments say which, and what they said last."""
 
 
 def check_of(exercise_id):
@@ -37,12 +32,13 @@ def check_of(exercise_id):
 
 def load(file):
     """Return the exercise as a module. It is called as multiprocessing calls a main module."""
+    sys.dont_write_bytecode = True  # a learner's folder holds what the learner has put there
     spec = importlib.util.spec_from_file_location("__mp_main__", file)
     module = importlib.util.module_from_spec(spec)
     # Then processes that it starts, for example those of a DataLoader, find its classes too.
     sys.modules["__main__"] = sys.modules["__mp_main__"] = module
     module.__spec__ = None
-    exec(compile(Path(file).read_text(), file, "exec"), module.__dict__)
+    spec.loader.exec_module(module)
     return module
 
 
@@ -140,7 +136,10 @@ def receive(pipe):
 
 
 def collect(pipes, limit):
-    """Return what each rank saw, in rank order. Raise EndedError if one fails or is too late."""
+    """Return what each rank saw, and how some failed: {rank: value}, {rank: text}.
+
+    A rank in neither was too late.
+    """
     seen, failed = {}, {}
     end = time.monotonic() + START_LIMIT
     while len(seen) + len(failed) < len(pipes):
@@ -158,29 +157,27 @@ def collect(pipes, limit):
                 if not failed:  # the others may have something to say, or wait for it in vain
                     end = min(end, time.monotonic() + PATIENCE)
                 failed[pipes[pipe]] = value
-    if len(seen) == len(pipes):
-        return [seen[rank] for rank in sorted(seen)]
-    if failed:
-        raise EndedError(*sentences(failed))
-    late = ", ".join(str(rank) for rank in pipes.values() if rank not in seen)
-    raise EndedError(f"rank {late}: not finished (limit {limit} s)")
-
-
-def sentences(failed):
-    """Return a sentence for each rank that has failed, from {rank: what it said}."""
-    # "Connection closed by peer" is what a rank says when another has failed: not the cause.
-    causes = {rank: text for rank, text in failed.items() if "by peer" not in text}
-    return [f"rank {rank}: {text}" for rank, text in sorted((causes or failed).items())]
+    return seen, failed
 
 
 def run(exercise, file, limit=RUN_LIMIT):
     """Run an exercise, at most limit seconds. Return the lines (right, sentence)."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        try:
-            with running_ranks(exercise, file, folder) as pipes:
-                return list(check_of(exercise["id"]).judge(collect(pipes, limit)))
-        except EndedError as error:
-            return [(False, text) for text in error.args]
-        except Exception as error:  # what the ranks returned is of another kind than expected
-            text = f"the result cannot be read ({type(error).__name__}: {error})"
-            return [(False, f"all ranks: {text}. Return what the docstring says.")]
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        running_ranks(exercise, file, folder) as pipes,
+    ):
+        seen, failed = collect(pipes, limit)
+    if failed:
+        # "Connection closed by peer" is what a rank says when another has failed: not the cause.
+        causes = {rank: text for rank, text in failed.items() if "by peer" not in text}
+        return [
+            (False, f"rank {rank}: {text}") for rank, text in sorted((causes or failed).items())
+        ]
+    late = ", ".join(str(rank) for rank in pipes.values() if rank not in seen)
+    if late:
+        return [(False, f"rank {late}: not finished (limit {limit} s)")]
+    try:
+        return list(check_of(exercise["id"]).judge([seen[rank] for rank in sorted(seen)]))
+    except Exception as error:  # what the ranks returned is of another kind than expected
+        text = f"the result cannot be read ({type(error).__name__}: {error})"
+        return [(False, f"all ranks: {text}. Return what the docstring says.")]
