@@ -29,11 +29,15 @@ RECORD = ROOT / "runs" / "exercises.json"
 
 
 def read_record():
-    """Return what is known of the exercises; {} if nothing is, or if that cannot be read."""
+    """Return what is known of the exercises. A damaged record is put aside, and we say so."""
     try:
         return json.loads(RECORD.read_bytes())
-    except (OSError, ValueError):
-        return {}
+    except ValueError:
+        os.replace(RECORD, RECORD.with_suffix(".damaged"))
+        print(f"{RECORD} is damaged. It's now exercises.damaged, and the list begins again.")
+    except OSError:
+        pass  # nothing has been checked yet
+    return {}
 
 
 def remember(record, exercise, **what):
