@@ -104,6 +104,8 @@ def test_the_ranks_average_once_a_step(tmp_path):
     ddp_model.register_comm_hook(None, lambda _, bucket: print("sent") or noop_hook(_, bucket))
 """
     few = ("--max-steps", 4, "--accumulate", 3, "--data-dir", ROOT / "data")
-    status, output = run_ranks(1, write_mutant(tmp_path, "13", (wrap, wrap + told)), *few, cwd=tmp_path)
+    status, output = run_ranks(
+        1, write_mutant(tmp_path, "13", (wrap, wrap + told)), *few, cwd=tmp_path
+    )
     assert status == 0, output
     assert output.count("sent\n") == 4
