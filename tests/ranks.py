@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed import TCPStore
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
@@ -45,7 +46,7 @@ def be_rank(file, arguments, cwd, env, output):
     os.chdir(cwd)
     os.environ.update(env)
     # Several tests run at a time. With many threads each, they would wait for each other.
-    sys.modules["torch"].set_num_threads(1)
+    torch.set_num_threads(1)
     sys.argv[:] = [file, *arguments]
     sys.path.insert(0, os.path.dirname(file))
     runpy.run_path(file, run_name="__main__")
@@ -56,8 +57,6 @@ def run_ranks(ranks, file, *arguments, cwd, env=None, timeout=200):
 
     Where one rank fails, its status is returned, and the others are ended.
     """
-    from torch.distributed import TCPStore  # here, because the forks have it already
-
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {
         "MASTER_ADDR": store.host,

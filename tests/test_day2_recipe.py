@@ -103,7 +103,7 @@ def test_the_ranks_average_once_a_step(tmp_path):
     from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
     ddp_model.register_comm_hook(None, lambda _, bucket: print("sent") or noop_hook(_, bucket))
 """
-    few = ("--max-steps", 4, "--accumulate", 3, "--data-dir", ROOT / "data")
+    few = ("--epochs", 1, "--max-steps", 4, "--accumulate", 3, "--data-dir", ROOT / "data")
     status, output = run_ranks(
         1, write_mutant(tmp_path, "13", (wrap, wrap + told)), *few, cwd=tmp_path
     )
