@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import LAUNCHER, LESSONS, ROOT, chooser, losses, proof_of, proves
+from helpers import LAUNCHER, LESSONS, ROOT, chooser, losses, proof_of
 from mutants import assert_disproved, write_mutant
 from ranks import run_ranks
 
@@ -22,15 +22,9 @@ SHORT = ("--images", 1280, "--save-every", 4)
 
 def start(*arguments, cwd):
     """Start the launcher; return the Popen object."""
-    return subprocess.Popen(
-        [LAUNCHER, *map(str, arguments)],
-        cwd=cwd,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    command = [LAUNCHER, "--local", *map(str, arguments)]
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, cwd=cwd, stdin=subprocess.DEVNULL, text=True, **both)
 
 
 def ranks_in(folder):
@@ -57,7 +51,6 @@ def left_in(folder):
     [
         (1, 6, "epoch 0 after 256 images"),
         (2, 11, "epoch 1 after 0 images"),
-        pytest.param(2, 6, "epoch 0 after 512 images", marks=FULL),
         pytest.param(3, 12, "epoch 1 after 768 images", marks=FULL),
         pytest.param(3, 2, None, marks=FULL),  # there is no snapshot yet
     ],
@@ -82,7 +75,7 @@ def test_a_job_that_failed_ends_where_it_would_have_ended(ranks, crash, goes_on,
 
 def test_torchrun_starts_the_ranks_again_when_one_is_killed(tmp_path):
     """kill -9 at any step: the job goes on from its last snapshot."""
-    job = start("--local", "1x2", "--max-restarts", 1, LESSON, *FEW, cwd=tmp_path)
+    job = start("1x2", "--max-restarts", 1, LESSON, *FEW, cwd=tmp_path)
     choose = chooser()
     at, killed, lines = choose.choice((10, 20, 30)), False, []
     for line in job.stdout:
@@ -98,7 +91,7 @@ def test_torchrun_starts_the_ranks_again_when_one_is_killed(tmp_path):
 
 def stop_by(number, ranks, folder):
     """Start the lesson, and give its last rank a signal after the first snapshot."""
-    job = start("--local", ranks, LESSON, *FEW, "--epochs", 3, cwd=folder)
+    job = start(ranks, LESSON, *FEW, "--epochs", 3, cwd=folder)
     lines = []
     while not lines or not lines[-1].startswith("step "):
         lines.append(job.stdout.readline())
@@ -127,20 +120,13 @@ def test_stopped_by_signals_it_goes_on_with_other_numbers_of_ranks(tmp_path):
     assert left_in(tmp_path) == {"model.pt"}
 
 
-def test_a_snapshot_of_another_job_or_a_broken_one_is_not_used(tmp_path):
+def test_a_snapshot_of_another_job_is_not_used(tmp_path):
     status, output = run_ranks(1, LESSON, *SHORT, "--crash-at-step", 10, cwd=tmp_path)
     assert status == 1, output
     status, output = run_ranks(1, LESSON, *SHORT, "--lr", 1, cwd=tmp_path)
     assert status == 1
     assert "snapshot.pt is of a job with other arguments. Repeat those, or delete" in output
     assert "Traceback" not in output
-    whole = (tmp_path / SNAPSHOT).read_bytes()
-    (tmp_path / SNAPSHOT).write_bytes(whole[: len(whole) // 2])
-    status, output = run_ranks(1, LESSON, *SHORT, cwd=tmp_path)
-    assert status == 0, output
-    assert f"{SNAPSHOT} cannot be used: " in output
-    assert "start 2: goes on in epoch 0 after 256 images\n" in output  # not 512
-    assert proves(output), output
 
 
 MUTANTS = [

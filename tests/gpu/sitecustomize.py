@@ -1,7 +1,7 @@
 """A stand-in accelerator: Python answers as on a machine with GPUs, and computes nothing on them.
 
-For tests of what *chooses*: choose_device, the launcher, the doctor. It works in every Python
-process that has this folder, with its whole path, in PYTHONPATH:
+For tests of what *chooses*: choose_device, the launcher. It works in every Python process that has
+this folder, with its whole path, in PYTHONPATH:
 
     export PYTHONPATH=$PWD/tests/gpu STANDIN_GPUS=4
     python -c 'import torch; print(torch.cuda.device_count())'
@@ -13,8 +13,7 @@ process that has this folder, with its whole path, in PYTHONPATH:
     STANDIN_XCCL    0: no backend for Intel's GPUs, as in torch before 2.8
 
 With neither of the first two, nothing is changed. A real GPU is hidden by it. The masks hold as
-they do for torch, and are read at every call, as STANDIN_GPUS is. The GPU with the number i in the
-machine has the uuid uuid_of(i), whatever a mask calls it: so it shows when two ranks share one.
+they do for torch, and are read at every call, as STANDIN_GPUS is.
 
 What it cannot do: make a tensor there, or join an NCCL group. Those fail, as without a GPU.
 """
@@ -22,12 +21,8 @@ What it cannot do: make a tensor there, or join an NCCL group. Those fail, as wi
 import importlib.util
 import os
 import sys
-import types
 
 KINDS = {"cuda": "cuda", "hip": "cuda", "xpu": "xpu", "none": "cpu"}  # and the type of the device
-NAMES = {"cuda": "Stand-in H100", "hip": "Stand-in MI300X", "xpu": "Stand-in Max 1550"}
-MEMORY = 80 * 2**30
-CURRENT = [0]  # the device of this process
 
 
 def kind():
@@ -88,38 +83,9 @@ def is_available():
     return device_count() > 0
 
 
-def synchronize(device=None):
-    """Nothing is ever under way."""
-
-
-def index_of(device=None):
-    """Return the number of a device; that of the current one, if it is not given."""
-    index = getattr(device, "index", device)
-    return CURRENT[0] if index is None else index
-
-
-def set_device(device):
-    if index_of(device) >= device_count():
-        raise RuntimeError(f"invalid device ordinal: {device}, of {device_count()}")
-    CURRENT[0] = index_of(device)
-
-
-def get_device_properties(device=None):
-    seen = visible()[index_of(device)]
-    uuid = seen.removeprefix("MIG-") if isinstance(seen, str) else uuid_of(seen)
-    return types.SimpleNamespace(name=NAMES[kind()], uuid=uuid, total_memory=MEMORY)
-
-
-def get_device_name(device=None):
-    return get_device_properties(device).name
-
-
-def has_nccl():
-    return KINDS[kind()] == "cuda"
-
-
-def has_xccl():
-    return kind() == "xpu" and os.environ.get("STANDIN_XCCL") != "0"
+def set_device_index(index):
+    if index >= device_count():
+        raise RuntimeError(f"invalid device ordinal: {index}, of {device_count()}")
 
 
 def stand_in(torch):
@@ -130,34 +96,26 @@ def stand_in(torch):
             return None
         return torch.device(KINDS[kind()])
 
-    vars(torch.accelerator).update(
-        is_available=is_available,
-        device_count=device_count,
-        synchronize=synchronize,
-        current_accelerator=current_accelerator,
-        current_device_index=index_of,
-        set_device_index=set_device,
-    )
     for module in (torch.cuda, torch.xpu):
         vars(module).update(is_available=lambda: False, device_count=lambda: 0)
+    answers = {"is_available": is_available, "device_count": device_count}
     if kind() != "none":
-        vars(torch.xpu if kind() == "xpu" else torch.cuda).update(
-            is_available=is_available,
-            device_count=device_count,
-            synchronize=synchronize,
-            current_device=index_of,
-            set_device=set_device,
-            get_device_properties=get_device_properties,
-            get_device_name=get_device_name,
-        )
+        vars(torch.xpu if kind() == "xpu" else torch.cuda).update(answers)
+    vars(torch.accelerator).update(answers)
+    torch.accelerator.current_accelerator = current_accelerator
+    torch.accelerator.set_device_index = set_device_index
     torch.version.cuda = (torch.version.cuda or "13.2") if kind() == "cuda" else None
     torch.version.hip = "7.2" if kind() == "hip" else None
     torch.version.xpu = "20260000" if kind() == "xpu" else None
 
 
+def has_xccl():
+    return kind() == "xpu" and os.environ.get("STANDIN_XCCL") != "0"
+
+
 def stand_in_distributed(distributed):
     """Put the stand-in's answers into the module torch.distributed."""
-    distributed.is_nccl_available = has_nccl
+    distributed.is_nccl_available = lambda: KINDS[kind()] == "cuda"
     distributed.is_xccl_available = has_xccl
 
 
