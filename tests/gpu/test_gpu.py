@@ -12,7 +12,8 @@ from unittest import mock
 
 import pytest
 import torch
-from helpers import LESSONS, ROOT, load, load_lesson
+from helpers import LESSONS, ROOT, load, load_lesson, proves
+from ranks import run_ranks
 
 FOLDER = Path(__file__).parent
 MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
@@ -79,6 +80,32 @@ def test_runs_are_comparable_also_in_nvidias_containers(lesson_id):
     code = FLAGS.format(file=LESSONS[lesson_id]["file"])
     said = python("-c", code, STANDIN_GPUS="1", TORCH_ALLOW_TF32_CUBLAS_OVERRIDE="1")
     assert said in ("True tf32 False ieee True\n", "True True False False True\n")
+
+
+# In place of a GPU for each rank, of which its process sees no other: NCCL's barrier would take
+# memory of the GPU that it is given.
+ONE_VISIBLE = """
+import runpy, sys, torch.distributed as dist
+barrier = dist.barrier
+def barrier_on_a_gpu(*args, device_ids=None, **options):
+    if device_ids and device_ids[0] > 0:
+        raise RuntimeError("CUDA error: invalid device ordinal")
+    return barrier(*args, **options)
+dist.barrier = barrier_on_a_gpu
+sys.argv[:] = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_lesson_15_ends_where_each_rank_sees_one_gpu(tmp_path):
+    wrapper = tmp_path / "run.py"
+    wrapper.write_text(ONE_VISIBLE)
+    file = ROOT / LESSONS["15"]["file"]
+    status, output = run_ranks(2, wrapper, file, "--epochs", 2, cwd=tmp_path)
+    assert "invalid device ordinal" not in output
+    assert "Traceback" not in output
+    assert "\n=> " in output
+    assert status == (0 if proves(output) else 1), output
 
 
 # ---------------------------------------------------------------- what they read in a GPU's trace
