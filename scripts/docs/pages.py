@@ -68,18 +68,14 @@ def head(course, here, name):
     return f"{ways}\n{' · '.join(words)}\n"
 
 
-def lessons(course, here, day, length=""):
-    """Return the table of the pages of a day, or beyond; without their exercises if it is short."""
+def lessons(course, here, day):
+    """Return the table of the pages of a day, or beyond."""
     rows = []
     for x in course.pages:
-        if day_of(x) != day:
-            continue
-        row = [f"[{title_of(x)}]({link_to(x['file'], here)})", x["idea"], str(x.get("minutes", ""))]
-        if not length:
-            own = [e for e in course.exercises.values() if e["lesson"] == x.get("id")]
-            row.append(" ".join(f"[{e['id']}]({link_to(e['file'], here)})" for e in own))
-        rows.append(row)
-    return table(["page", "the one idea", "minutes", "exercises"][: len(rows[0])], rows)
+        if day_of(x) == day:
+            link = f"[{title_of(x)}]({link_to(x['file'], here)})"
+            rows.append([link, x["idea"], str(x.get("minutes", ""))])
+    return table(["page", "the one idea", "minutes"], rows)
 
 
 def parts_of(day, pages):
@@ -109,25 +105,15 @@ def timetable(course, here, day):
     return table(["begin", "part", "minutes", "exercises"], rows)
 
 
-def exercise_list(course, here, day):
-    """Return the table of a day's exercises."""
-    chosen = [x for x in course.exercises.values() if x["file"].startswith(f"{day}/")]
-    head = ["exercise", "kind", "lesson", "minutes", "what it is about"]
-    return table(head, [exercise_row(x, here, x["lesson"]) for x in chosen])
-
-
-def exercise_row(x, here, *more):
-    """Return the cells of an exercise in a table."""
-    link = f"[{x['id']}]({link_to(x['file'], here)})"
-    return [link, x["kind"], *more, str(x["minutes"]), x["about"]]
-
-
-def exercises(course, here, lesson):
-    """Return the exercises of a lesson, with the command that checks the first."""
-    chosen = [x for x in course.exercises.values() if x["lesson"] == lesson]
+def exercises(course, here, where):
+    """Return the exercises of a lesson or of a day, with the command that checks the first."""
+    chosen = [x for x in course.exercises.values() if where in (x["lesson"], day_of(x))]
     if not chosen:
         return "This lesson has no exercise that checks itself.\n"
-    rows = [exercise_row(x, here) for x in chosen]
-    which = "the first" if chosen[1:] else "it"
-    check = f"`python scripts/check.py {chosen[0]['id']}` checks {which}; `--hint` helps."
+    rows = []
+    for x in chosen:
+        link = f"[{x['id']}]({link_to(x['file'], here)})"
+        rows.append([link, x["kind"], str(x["minutes"]), x["about"]])
+    first = chosen[0]["id"]
+    check = f"`python scripts/check.py {first}` checks exercise {first}; `--hint` helps."
     return f"{table(['exercise', 'kind', 'minutes', 'what it is about'], rows)}\n{check}\n"
