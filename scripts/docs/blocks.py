@@ -20,9 +20,8 @@ The first mark says what belongs there, the second ends it:
 In decks only:
 
     <!-- begin answer 5 "It takes {}%." "2 .* (\\S+)%" -->  a sentence with numbers of the output.
-                                    A pattern with two groups gives a quotient: how many times the
-                                    first number the second one is. A page instead of the lesson:
-                                    day2/LAYOUT.md. A . stays within a line; [\\s\\S] goes beyond
+                                    A pattern with two groups gives a quotient, the second number
+                                    by the first. Instead of the lesson a page: day2/LAYOUT.md
     <!-- begin here 4 -->           the strip with all parts of the day: you are here
     <!-- begin agenda day1 -->      the timetable as it fits on a slide
     <!-- begin exercise 4.1 -->     what to type for an exercise
@@ -37,7 +36,6 @@ import re
 import shlex
 
 from course.lists import read_course, read_days, read_exercises, read_pages
-
 from docs import excerpts, pages, recordings, slides
 
 BLOCK = re.compile(r"(<!-- begin (\w+)([^>]*?) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)

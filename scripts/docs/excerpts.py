@@ -7,7 +7,6 @@ import textwrap
 from pathlib import Path
 
 from course.lists import ROOT
-
 from docs.pages import DECKS
 
 RULER = "\n# ---- "  # begins the line between the lesson and its shared helpers

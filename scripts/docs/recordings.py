@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 from course.lists import ROOT
-
 from docs.pages import table
 
 RECORDS = ROOT / "tests" / "records"

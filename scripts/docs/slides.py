@@ -6,7 +6,6 @@ import textwrap
 from pathlib import Path
 
 from course.lists import ROOT
-
 from docs.pages import DECKS, day_of, parts_of, table
 from docs.recordings import SHOWN
 
