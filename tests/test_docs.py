@@ -7,16 +7,14 @@ import sys
 import pytest
 import torch
 from commands import FENCE, check, commands_in, output_of
-from course.lists import read_days, read_exercises, read_pages
 from docs import recordings
 from docs.blocks import BLOCK, Course, fill
 from docs.pages import DECKS, PAGES, day_of, page_of, parts_of
 from helpers import LESSONS, ROOT, cannot, proof_of, recorded_output
 from ranks import run_ranks
 
-DAYS = {day["id"]: day for day in read_days()}
-EXERCISES = {x["id"]: x for x in read_exercises()}
-PAGE_OF = {x["id"]: x["file"] for x in read_pages() if "id" in x}
+COURSE = Course()
+PAGE_OF = {x["id"]: x["file"] for x in COURSE.pages if "id" in x}
 by_lesson = pytest.mark.parametrize("name", LESSONS)
 
 
@@ -89,7 +87,7 @@ def test_blocks_and_figures_are_up_to_date(script):
         pytest.skip(said)
 
 
-def block(mark, course, page="slides/day1.md"):
+def block(mark, page="slides/day1.md", course=COURSE):
     """Return what is put between two marks."""
     begin, end = f"<!-- begin {mark} -->\n", "<!-- end -->\n"
     text = fill(f"{begin}old\n{end}", page, course)
@@ -97,21 +95,20 @@ def block(mark, course, page="slides/day1.md"):
 
 
 def test_a_block_shows_what_its_mark_says():
-    course = Course()
-    lines = block('output 6 "test" "=" mark "="', course).splitlines()
+    lines = block('output 6 "test" "=" mark "="').splitlines()
     shown = [x for x in recorded_output("6").splitlines() if x.startswith(("test", "=>"))]
     assert lines == ["```console {3}", "$ python day1/6_mnist_ddp_pt.py", *shown, "```"]
-    assert "#" in block("code 4 mean_over_ranks", course, "day1/4_mnist_manual_ddp.md")
-    assert "#" not in block("code 4 mean_over_ranks", course)
+    assert "#" in block("code 4 mean_over_ranks", "day1/4_mnist_manual_ddp.md")
+    assert "#" not in block("code 4 mean_over_ranks")
     number = re.search(r"64 MB: +(\S+)", recorded_output("1"))[1]
-    assert block('answer 1 "{} ms" "64 MB: +(\\S+)"', course) == f"{number} ms\n"
-    assert "**4 by hand**" in block("here 4", course)
+    assert block('answer 1 "{} ms" "64 MB: +(\\S+)"') == f"{number} ms\n"
+    assert "**4 by hand**" in block("here 4")
 
 
 @pytest.mark.parametrize("mark", ["code 4 nothing", "output 99", "output 6 'none'", "foot", "what"])
 def test_a_mark_of_nothing_is_named(mark):
     with pytest.raises(ValueError, match=f"slides/day1.md: .*<!-- begin {mark} -->"):
-        block(mark, Course())
+        block(mark)
 
 
 def test_a_record_names_no_machine_and_fills_a_column(monkeypatch, tmp_path):
@@ -122,7 +119,7 @@ def test_a_record_names_no_machine_and_fills_a_column(monkeypatch, tmp_path):
     note = recordings.note("python x.py", result, "4 x Some GPU", tmp_path)
     assert note["output"] == ["in . on node1, see x.py"]
     recordings.write_record("2-nodes-4-some-gpu", {"0": note}, LESSONS)
-    table = block("measured", Course(), "tests/MEASURED.md")
+    table = block("measured", "tests/MEASURED.md", Course())
     assert ": 4 x Some GPU.\n" in table
     assert "| lesson | 2 nodes 4 some gpu |\n" in table
     assert "| 0 | `=> ok` 1 s |\n| 1 |  |\n" in table
@@ -142,7 +139,7 @@ def test_a_lesson_has_its_places(name):
     blocks = {(kind, *words.split()[:1]) for _, kind, words, *_ in BLOCK.findall(text)}
     assert {("head", name), ("output", name), ("exercises", name), ("foot", name)} <= blocks
     assert text.count("<details><summary>Answer</summary>") == 3
-    deck = day_of(page_of(name, read_pages()))
+    deck = day_of(page_of(name, COURSE.pages))
     assert f"<!-- begin here {name} -->" in read(f"slides/{deck}.md")
 
 
@@ -150,10 +147,10 @@ def test_each_script_is_in_the_list_and_each_lesson_in_a_timetable():
     files = {str(path.relative_to(ROOT)) for path in ROOT.glob("day*/*.py")}
     assert files == {lesson["file"] for lesson in LESSONS.values()}
     taught = []
-    for day in DAYS.values():
-        for *_, page, part in parts_of(day, read_pages()):
+    for day in COURSE.days.values():
+        for *_, page, part in parts_of(day, COURSE.pages):
             taught += [page["id"]] if page and "id" in page else []
-            before = {EXERCISES[x]["lesson"] for x in part.get("exercises", [])}
+            before = {COURSE.exercises[x]["lesson"] for x in part.get("exercises", [])}
             assert before <= set(taught), part
     assert sorted(taught) == sorted(LESSONS)
 
