@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 
 from course.lists import ROOT
+from docs.pages import DECKS
 
 RULER = "\n# ---- "  # begins the line between the lesson and its shared helpers
 
@@ -19,25 +20,21 @@ def lines_of(source, name):
     return source.splitlines()[node.lineno - 1 : node.end_lineno]
 
 
-def between(lines, first, last=None):
+def between(lines, first, last):
     """Return the lines from the one that begins with first to the next that begins with last."""
     begins = [line.strip() for line in lines]
     i = next(i for i, line in enumerate(begins) if line.startswith(first))
-    if last is None:
-        return lines[i:]
     j = next(j for j, line in enumerate(begins) if j >= i and line.startswith(last))
     return lines[i : j + 1]
 
 
 def code(course, page, name, function, *words):
     """Return an excerpt of a lesson as Markdown; see docs.blocks for the words."""
-    plain = words[-1:] == ("plain",)
-    words = words[:-1] if plain else words
     lines = lines_of((ROOT / course.lessons[name]["file"]).read_text(), function)
     if words:
         lines = between(lines, *words)
     text = textwrap.dedent("\n".join(lines))
-    if plain:  # without comments, docstrings and empty lines
+    if page in DECKS:  # without docstrings, comments and empty lines
         text = re.sub(r'^ *""".*?"""\n', "", text, flags=re.M | re.S)
         text = re.sub(r"^ *(#.*)?\n|  # .*$", "", text, flags=re.M)
     return f"```python\n{text}\n```\n"

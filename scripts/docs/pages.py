@@ -1,4 +1,4 @@
-"""The pages: where they are, the ways between them, and their tables of lessons and exercises."""
+"""The pages: where they are, the links between them, and their tables of lessons and exercises."""
 
 import os
 from pathlib import Path
@@ -19,9 +19,9 @@ def table(head, rows):
     return "\n".join(lines) + "\n"
 
 
-def link_to(file, page):
-    """Return the way from a page to a file, both from the root of the repository."""
-    return os.path.relpath(file, Path(page).parent)
+def link(words, file, here):
+    """Return a link from a page to a file, both from the root of the repository."""
+    return f"[{words}]({os.path.relpath(file, Path(here).parent)})"
 
 
 def title_of(page):
@@ -46,40 +46,36 @@ def foot(course, here, name):
     i, words = course.pages.index(page_of(name, course.pages)), []
     if i > 0:
         before = course.pages[i - 1]
-        words.append(f"[← {title_of(before)}]({link_to(before['file'], here)})")
+        words.append(link(f"← {title_of(before)}", before["file"], here))
     words.append(f"[Day {here.partition('/')[0][-1]}](README.md)")
     if i + 1 < len(course.pages):
         after = course.pages[i + 1]
-        words.append(f"[{title_of(after)} →]({link_to(after['file'], here)})")
+        words.append(link(f"{title_of(after)} →", after["file"], here))
     return " · ".join(words) + "\n"
 
 
 def head(course, here, name):
-    """Return what stands below a page's title: the ways, then minutes, script and slides."""
-    page, ways = page_of(name, course.pages), foot(course, here, name)
+    """Return what is below a page's title: the links, then minutes, script and slides."""
+    page, links = page_of(name, course.pages), foot(course, here, name)
     if "minutes" not in page:
-        return ways
+        return links
     words = [f"{page['minutes']} minutes"]
     if "script" in page:
         script = Path(page["script"]).name
         words.append(f"script [{script}]({script})")
     deck = f"{day_of(page)}.pdf"
     words.append(f"slides [{deck}](../slides/{deck})")
-    return f"{ways}\n{' · '.join(words)}\n"
+    return f"{links}\n{' · '.join(words)}\n"
 
 
-def lessons(course, here, day, length=""):
-    """Return the table of the pages of a day, or beyond; without their exercises if it is short."""
+def lessons(course, here, day):
+    """Return the table of the pages of a day, or beyond."""
     rows = []
     for x in course.pages:
-        if day_of(x) != day:
-            continue
-        row = [f"[{title_of(x)}]({link_to(x['file'], here)})", x["idea"], str(x.get("minutes", ""))]
-        if not length:
-            own = [e for e in course.exercises.values() if e["lesson"] == x.get("id")]
-            row.append(" ".join(f"[{e['id']}]({link_to(e['file'], here)})" for e in own))
-        rows.append(row)
-    return table(["page", "the one idea", "minutes", "exercises"][: len(rows[0])], rows)
+        if day_of(x) == day:
+            name = link(title_of(x), x["file"], here)
+            rows.append([name, x["idea"], str(x.get("minutes", ""))])
+    return table(["page", "the one idea", "minutes"], rows)
 
 
 def parts_of(day, pages):
@@ -102,32 +98,22 @@ def timetable(course, here, day):
     """Return a Markdown table of a day of a class, with links for the page in which it stands."""
     rows = []
     for clock, minutes, title, page, part in parts_of(course.days[day], course.pages):
-        name = f"[{title}]({link_to(page['file'], here)})" if page else title
+        name = link(title, page["file"], here) if page else title
         own = [course.exercises[x] for x in part.get("exercises", [])]
-        links = " ".join(f"[{x['id']}]({link_to(x['file'], here)})" for x in own)
+        links = " ".join(link(x["id"], x["file"], here) for x in own)
         rows.append([f"{clock // 60:02}:{clock % 60:02}", name, str(minutes), links])
     return table(["begin", "part", "minutes", "exercises"], rows)
 
 
-def exercise_list(course, here, day):
-    """Return the table of a day's exercises."""
-    chosen = [x for x in course.exercises.values() if x["file"].startswith(f"{day}/")]
-    head = ["exercise", "kind", "lesson", "minutes", "what it is about"]
-    return table(head, [exercise_row(x, here, x["lesson"]) for x in chosen])
-
-
-def exercise_row(x, here, *more):
-    """Return the cells of an exercise in a table."""
-    link = f"[{x['id']}]({link_to(x['file'], here)})"
-    return [link, x["kind"], *more, str(x["minutes"]), x["about"]]
-
-
-def exercises(course, here, lesson):
-    """Return the exercises of a lesson, with the command that checks the first."""
-    chosen = [x for x in course.exercises.values() if x["lesson"] == lesson]
+def exercises(course, here, where):
+    """Return the exercises of a lesson or of a day, with the command that checks the first."""
+    chosen = [x for x in course.exercises.values() if where in (x["lesson"], day_of(x))]
     if not chosen:
         return "This lesson has no exercise that checks itself.\n"
-    rows = [exercise_row(x, here) for x in chosen]
-    which = "the first" if chosen[1:] else "it"
-    check = f"`python scripts/check.py {chosen[0]['id']}` checks {which}; `--hint` helps."
+    rows = []
+    for x in chosen:
+        name = link(x["id"], x["file"], here)
+        rows.append([name, x["kind"], str(x["minutes"]), x["about"]])
+    first = chosen[0]["id"]
+    check = f"`python scripts/check.py {first}` checks exercise {first}; `--hint` helps."
     return f"{table(['exercise', 'kind', 'minutes', 'what it is about'], rows)}\n{check}\n"

@@ -1,75 +1,70 @@
-"""What only the decks show: parts of recorded outputs, highlighted lines, the strip, the agenda."""
+"""What the decks show in a form of their own: outputs, highlighted lines, the strip, the agenda."""
 
+import itertools
 import re
 import textwrap
 from pathlib import Path
 
 from course.lists import ROOT
-from docs.excerpts import between
 from docs.pages import DECKS, day_of, parts_of, table
-from docs.recordings import folded
+from docs.recordings import SHOWN
 
-LINES, COLUMNS = 16, 84  # what fits on a slide in letters of 24 pixels
-INDENT = "   "  # of what does not fit into the first line of a proof
+WIDTH = 69  # characters of a command or a proof that fit on a slide
 
 
-def output(course, page, name, *words):
-    """Return a recorded output: folded in a page; in a deck the command and some of its lines."""
+def output(course, page, name, *begins):
+    """Return a recorded output: folded in a page; in a deck the lines that begin with these texts.
+
+    In a deck the command and the proof fit on a slide. The launcher takes a number, too.
+    """
+    record = course.records[SHOWN][name]
+    command, lines = record["command"], record["output"]
     if page not in DECKS:
-        return folded(course.outputs[name])
-    fence, command, *lines, end = course.outputs[name].strip().splitlines()
-    if words:
-        lines = between(lines, *words)
-    return short(fence, command, [*lines, end])
-
-
-def lines(course, page, name, *words):
-    """Return the command and the lines of a recorded output that begin with these words."""
-    fence, command, *lines, end = course.outputs[name].strip().splitlines()
-    chosen = [next(line for line in lines if line.strip().startswith(word)) for word in words]
-    return short(fence, command, [*chosen, end])
-
-
-def short(fence, command, rest):
-    """Return an output whose command and proof fit on a slide: the launcher takes a number, too."""
+        summary = "<summary>What it printed when it was recorded</summary>"
+        shown = "\n".join(["```console", f"$ {command}", *lines, "```"])
+        return f"<details>\n{summary}\n\n{shown}\n\n</details>\n"
     command = re.sub(r"(?<=multinode_setup_and_run\.sh )(.*)day2/(\d+)_\w+\.py", r"\1\2", command)
-    command = " \\\n    ".join(textwrap.wrap(command, 69, break_on_hyphens=False))
-    lines = []
-    for line in rest:
-        if line.startswith("=> "):
-            lines += textwrap.wrap(line, 69, subsequent_indent=INDENT, break_on_hyphens=False)
-        else:
-            lines.append(line)
-    return "\n".join([fence, command, *lines]) + "\n"
+    command = textwrap.wrap(f"$ {command}", WIDTH, break_on_hyphens=False)
+    if begins:
+        lines = [lines[i] for i in places(lines, begins)]
+    if lines[-1].startswith("=> "):
+        proof = textwrap.wrap(lines[-1], WIDTH, subsequent_indent="   ", break_on_hyphens=False)
+        lines = [*lines[:-1], *proof]
+    return "\n".join(["```console", " \\\n    ".join(command), *lines, "```"]) + "\n"
 
 
-def highlighted(markdown, words):
-    """Return a block of code whose lines that begin with these words are to be highlighted."""
-    fence, *lines = markdown.splitlines()
-    numbers = []
-    for word in words:
-        found = [i for i, line in enumerate(lines, 1) if line.strip().startswith(word)]
-        if not found:
-            raise StopIteration
-        numbers += found
-        for i in range(found[-1], len(lines)):
-            if word != "=" or not lines[i].startswith(INDENT):
-                break
-            numbers.append(i + 1)
-    return "\n".join([f"{fence} {{{','.join(map(str, sorted(numbers)))}}}", *lines]) + "\n"
+def places(lines, begins):
+    """Return where the lines are that begin with one of these texts; each text must begin one."""
+    found = []
+    for text in begins:
+        those = [i for i, line in enumerate(lines) if line.strip().startswith(text)]
+        if not those:
+            raise KeyError(text)
+        found += those
+    return sorted(set(found))
+
+
+def highlighted(markdown, begins):
+    """Return code or output whose lines that begin with these texts are to be highlighted."""
+    fence, *lines, end = markdown.splitlines()
+    numbers = places(lines, begins)
+    if lines[numbers[-1]].startswith("=> "):  # the proof comes last, and may have several lines
+        numbers += range(numbers[-1] + 1, len(lines))
+    numbers = ",".join(str(i + 1) for i in numbers)
+    return "\n".join([f"{fence} {{{numbers}}}", *lines, end]) + "\n"
 
 
 def answer(course, page, source, sentence, *patterns):
     """Return a sentence with numbers of a recorded output, or of a page, found by the patterns."""
-    markdown = (ROOT / source).read_text() if source.endswith(".md") else course.outputs[source]
+    if source.endswith(".md"):
+        text = (ROOT / source).read_text()
+    else:
+        text = "\n".join(course.records[SHOWN][source]["output"])
     numbers = []
     for pattern in patterns:
-        found = re.search(pattern, markdown, re.M)
-        if not found:
-            raise StopIteration
-        number, *more = found.groups()
+        number, *more = next(re.finditer(pattern, text, re.M)).groups()
         if more:
-            first, second = (float(x.replace(",", "")) for x in found.groups())
+            first, second = (float(x.replace(",", "")) for x in (number, *more))
             number = f"{float(f'{second / first:.2g}'):g}"  # 130, not 1.3e+02
         numbers.append(number)
     return sentence.format(*numbers) + "\n"
@@ -88,16 +83,13 @@ def here(course, page, name):
 
 def agenda(course, here, day):
     """Return the agenda of a day: what comes before the lunch's end beside what comes after it."""
-    halves, half = [], []
+    rows = []
     for _, minutes, title, page, part in parts_of(course.days[day], course.pages):
         topic = part.get("topic") or (page or {}).get("topic", "")
-        half.append([title, topic, str(minutes)])
-        if title == "Lunch":
-            halves, half = [half], []
-    morning, afternoon = *halves, half
-    for shorter in (morning, afternoon):
-        shorter += [["", "", ""]] * (max(len(morning), len(afternoon)) - len(shorter))
-    rows = [a + b for a, b in zip(morning, afternoon)]
+        rows.append([title, topic, str(minutes)])
+    half = [row[0] for row in rows].index("Lunch") + 1
+    halves = itertools.zip_longest(rows[:half], rows[half:], fillvalue=["", "", ""])
+    rows = [morning + afternoon for morning, afternoon in halves]
     return "\n" + table(["morning", "topic", "min", "afternoon", "topic", "min"], rows) + "\n"
 
 
@@ -111,10 +103,3 @@ def exercise(course, page, name):
 def consequence(course, page, name):
     """Return what follows from the mistake of an exercise."""
     return course.exercises[name]["consequence"] + "\n"
-
-
-def check_size(block):
-    """Raise ValueError if code or output does not fit on a slide."""
-    lines = block.splitlines()[1:-1] if "```" in block else []
-    if len(lines) > LINES or any(len(line) > COLUMNS for line in lines):
-        raise ValueError(f"more than {LINES} lines of {COLUMNS} characters for")
