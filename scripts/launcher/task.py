@@ -53,8 +53,6 @@ def variables_of_rank(given, torchrun):
         "LOCAL_RANK": given["SLURM_LOCALID"],
         "WORLD_SIZE": given["SLURM_STEP_NUM_TASKS"],
         "LOCAL_WORLD_SIZE": str(tasks),
-        "MASTER_ADDR": given["MASTER_ADDR"],
-        "MASTER_PORT": given["MASTER_PORT"],
         "RANKS_PER_NODE": str(ranks),
         "OMP_NUM_THREADS": threads(cpus * tasks // ranks, ranks),
     }
@@ -77,26 +75,26 @@ def command_of(options, variables, address):
     """Return the command of a rank, or of a node's torchrun, and its environment.
 
     options     those of launch.py
-    variables   RANK, LOCAL_RANK, MASTER_ADDR and so on, {name: text}
+    variables   RANK, LOCAL_RANK and so on, {name: text}, beside those of this process
     address     how the others reach this node
     """
     environment = {**os.environ, **variables}
     if not options.torchrun:
         return [sys.executable, "-u", *options.command], environment
+    host, port = environment["MASTER_ADDR"], environment["MASTER_PORT"]
     for name in NOT_FOR_TORCHRUN:
         environment.pop(name, None)
     # Or restarted ranks look for the old ones' addresses.
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     # Seconds for a rank to end, then by force.
     environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "5"
-    port = variables["MASTER_PORT"]
     command = [sys.executable, "-m", "torch.distributed.run"]
     command += ["--nnodes", variables["WORLD_SIZE"]]
     command += ["--nproc-per-node", variables["RANKS_PER_NODE"]]
     command += ["--max-restarts", str(options.max_restarts or 0)]
     command += ["--redirects", "2" if options.max_restarts else "0", "--log-dir", "runs/torchrun"]
     command += ["--rdzv-backend", "c10d", "--rdzv-id", port]
-    command += ["--rdzv-endpoint", f"{variables['MASTER_ADDR']}:{port}"]
+    command += ["--rdzv-endpoint", f"{host}:{port}"]
     command += ["--rdzv-conf", f"is_host={int(variables['RANK'] == '0')}"]
     return [*command, "--local-addr", address, *options.command], environment
 
