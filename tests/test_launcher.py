@@ -35,11 +35,7 @@ child = subprocess.Popen(["sleep", "600"], {options})
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 os.write(1, f"started {{child.pid}}\\n".encode())
 """
-PLACES = {
-    "in its process group": "",
-    "in another process group": "process_group=0",
-    "in another session": "start_new_session=True",
-}
+PLACES = {"in its session": "process_group=0", "in another session": "start_new_session=True"}
 MASKS = ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"]
 IMPORT = f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r})\n"
 FAST = {"grace": 1, "settle": 1, "patience": 1}  # seconds, and no more on a busy machine
@@ -57,6 +53,18 @@ def start(tmp_path):
         return processes.Job(command, limit, cwd=tmp_path, stderr=subprocess.PIPE)
 
     return job
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """A function that writes a program into the first folder of PATH."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def write(name, text):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+
+    return write
 
 
 def wait_without_trouble(job):
@@ -141,12 +149,10 @@ def test_a_node_without_python_says_so(tmp_path):
     assert done.stderr.startswith("No Python with torch on ")
 
 
-def test_monitor_notes_how_busy_each_node_is(start, tmp_path, monkeypatch):
+def test_monitor_notes_how_busy_each_node_is(start, program, tmp_path):
     need("vmstat")
     # There are no GPUs here: something in the place of their maker's tool.
-    (tmp_path / "nvidia-smi").write_text('#!/bin/sh\necho "$@"\nexec sleep 60\n')
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program("nvidia-smi", '#!/bin/sh\necho "$@"\nexec sleep 60\n')
     with start("time.sleep(2.5)", "2x2", "--monitor") as job:
         wait_without_trouble(job)
     for kind, words in {"cpu": " us sy id ", "gpu": "utilization.gpu"}.items():
@@ -480,18 +486,6 @@ test "$1 $2 $3 $4 $5 $6" = "exec --nv --bind COURSE IMAGE python3" || exit 1
 shift 6
 PATH=/usr/bin:/bin IN_CONTAINER=yes exec {shlex.quote(sys.executable)} "$@"
 """
-
-
-@pytest.fixture
-def program(tmp_path, monkeypatch):
-    """A function that writes a program into the first folder of PATH."""
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-
-    def write(name, text):
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
-
-    return write
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 from launcher.errors import SILENCE, Verdict, as_a_shell, pass_on, say
 from launcher.meeting_point import address_and_interface, free_port
 from launcher.srun_options import choose_ranks, count_gpus, for_srun, in_a_step, options_of
-from launcher.task import start
+from launcher.task import start_and_pass_on
 
 SCRIPT = Path(__file__).resolve().parents[1] / "multinode_setup_and_run.sh"
 
@@ -92,7 +92,7 @@ def supervise(command, silence=SILENCE):
     silence   after so many seconds without a word, an srun that has told of a failure is killed
     """
     ends = [signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM]
-    srun, _ = start(command, ends, env=for_srun(os.environ), stderr=subprocess.PIPE)
+    srun, _ = start_and_pass_on(command, ends, env=for_srun(os.environ), stderr=subprocess.PIPE)
 
     def give_up():
         srun.kill()

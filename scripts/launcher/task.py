@@ -1,4 +1,4 @@
-"""How a rank is started, or with --torchrun the torchrun of a node, and a task of srun does that.
+"""One task of the step that srun has started, and how it starts its rank, as imitated nodes do.
 
 With --torchrun each node has one task, a torchrun, which starts the ranks there.
 """
@@ -33,7 +33,7 @@ def run(options):
     with watched([log] if options.monitor and variables["LOCAL_RANK"] == "0" else []):
         # Where Slurm tracks processes with control groups, it signals only those that it has
         # started itself, such as this one. And the rank may have something to save.
-        process, passed_on = start(command, [signal.SIGTERM], env=environment)
+        process, passed_on = start_and_pass_on(command, [signal.SIGTERM], env=environment)
         status = process.wait()
     if status and not passed_on:
         who = "torchrun" if options.torchrun else f"rank {variables['RANK']}"
@@ -99,7 +99,7 @@ def command_of(options, variables, address):
     return [*command, "--local-addr", address, *options.command], environment
 
 
-def start(command, signals, **options):
+def start_and_pass_on(command, signals, **options):
     """Start a command and pass signals on to it. Return its Popen object, and a list of those.
 
     signals   the numbers. What is ignored stays ignored
