@@ -13,6 +13,7 @@ from pathlib import Path
 from launcher.errors import SILENCE, Verdict, as_a_shell, pass_on, say
 from launcher.meeting_point import address_and_interface, free_port
 from launcher.srun_options import choose_ranks, count_gpus, for_srun, in_a_step, options_of
+from launcher.task import start_and_pass_on
 
 SCRIPT = Path(__file__).resolve().parents[1] / "multinode_setup_and_run.sh"
 
@@ -27,20 +28,20 @@ def run(options):
     address = os.environ.get("MASTER_ADDR") or answers[0]["address"]
     port = os.environ.get("MASTER_PORT") or str(answers[0]["port"])
     interface = answers[0]["interface"] or "-"
-    each = " ".join(str(count) for count in (ranks if len(set(ranks)) > 1 else ranks[:1]))
+    each = " ".join(map(str, ranks if len(set(ranks)) > 1 else ranks[:1]))
     print(f"nodes: {' '.join(nodes)}, ranks on each: {each}, in all: {sum(ranks)}")
     print(f"meeting point: {address}:{port}, interface {interface}")
     by = "torchrun" if options.torchrun else "srun"
     print(f"each rank: {cpus} CPUs, {os.environ['PYTHON']}, started by {by}", flush=True)
-    found = {"MASTER_ADDR": address, "MASTER_PORT": port}
-    os.environ.update(found, RANKS_PER_NODE=" ".join(map(str, ranks)))
+    os.environ.update(MASTER_ADDR=address, MASTER_PORT=port)
+    os.environ["RANKS_PER_NODE"] = " ".join(map(str, ranks))
     command = ["srun", *srun, str(SCRIPT), "--as-task"]
     command += ["--torchrun"] * options.torchrun + ["--monitor"] * options.monitor
     if options.max_restarts:
         command += ["--max-restarts", str(options.max_restarts)]
     command += options.command
     if options.dry_run:
-        print(" ".join(shlex.quote(word) for word in command))
+        print(" ".join(map(shlex.quote, command)))
         return 0
     return supervise(command)
 
@@ -78,9 +79,8 @@ def ask(nodes):
 
 def answer():
     """On a node: print its number, for how many ranks it has GPUs, and where ranks could meet."""
-    address, interface = address_and_interface(
-        os.environ["SLURMD_NODENAME"], leads_to=os.environ.get("MASTER_ADDR")
-    )
+    leads_to = os.environ.get("MASTER_ADDR")
+    address, interface = address_and_interface(os.environ["SLURMD_NODENAME"], leads_to)
     found = {"node": int(os.environ["SLURM_NODEID"]), "ranks": count_gpus(os.environ) or 1}
     found.update(address=address, interface=interface, port=free_port())
     print("probe:", json.dumps(found), flush=True)
@@ -91,21 +91,13 @@ def supervise(command, silence=SILENCE):
 
     silence   after so many seconds without a word, an srun that has told of a failure is killed
     """
-    running = []
-
-    def pass_signal_on(number, frame):
-        for process in running:
-            process.send_signal(number)
+    ends = [signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM]
+    srun, _ = start_and_pass_on(command, ends, env=for_srun(os.environ), stderr=subprocess.PIPE)
 
     def give_up():
-        running[0].kill()
+        srun.kill()
         say("A node does not answer: see the one with a * in sinfo -N. srun still waited for it.\n")
 
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, pass_signal_on)
-    srun = subprocess.Popen(command, env=for_srun(os.environ), stderr=subprocess.PIPE)
-    running.append(srun)
     verdict = Verdict()
     arguments = (verdict, srun.stderr.fileno(), give_up, silence)
     reader = threading.Thread(target=pass_on, args=arguments, daemon=True)

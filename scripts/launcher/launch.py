@@ -32,6 +32,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the rooms beside this one
 
+from launcher import allocation, imitated_nodes, task
 from launcher.srun_options import in_a_step
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,27 +99,18 @@ def find_file(name):
 
 def main():
     options = parse_args(sys.argv[1:])
-    # In a step this runs beside each rank. So a role imports only what it needs.
     if options.as_probe:
-        from launcher import allocation
-
         return allocation.answer()
     wanted = options.command[0]
     options.command[0] = find_file(wanted)
     if options.as_task:
-        from launcher import task
-
         return task.run(options)
     if options.local:
-        from launcher import imitated_nodes
-
         return imitated_nodes.run(options)
     if "SLURM_JOB_ID" not in os.environ:
         sys.exit(NOT_IN_A_JOB + wanted)
     if in_a_step(os.environ) and not os.isatty(0):  # somebody types in a shell of srun --pty
         sys.exit(IN_A_STEP + wanted)
-    from launcher import allocation
-
     return allocation.run(options)
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 # What prints this once a second: for CPUs, and by the tool of the GPUs' maker.
@@ -18,27 +17,17 @@ LINES = {
 
 @contextlib.contextmanager
 def watched(names):
-    """While the statement runs, write to logs/, in files of these names: one for each node here."""
+    """While the statement runs, write to logs/cpu-NAME.out and gpu-NAME.out for each node here."""
     watchers = []
+    for name in names:
+        for tool in filter(shutil.which, LINES):
+            kind = "cpu" if tool == "vmstat" else "gpu"
+            Path("logs").mkdir(exist_ok=True)
+            with Path("logs", f"{kind}-{name}.out").open("a") as file:
+                command = ["sh", "-c", LINES[tool]]
+                watchers.append(subprocess.Popen(command, stdout=file, stderr=file))
     try:
-        for name in names:
-            watchers += start_watchers(Path("logs"), name)
         yield
     finally:
         for watcher in watchers:
             watcher.terminate()
-
-
-def start_watchers(folder, name):
-    """Start what writes to cpu-NAME.out and gpu-NAME.out in a folder. Return the Popen objects."""
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        sys.exit(f"--monitor writes to {folder}/, which cannot be made here: {error.strerror}.")
-    watchers = []
-    for tool, line in LINES.items():
-        kind = "cpu" if tool == "vmstat" else "gpu"
-        if kind == "cpu" or shutil.which(tool):
-            with (folder / f"{kind}-{name}.out").open("a") as file:
-                watchers.append(subprocess.Popen(["sh", "-c", line], stdout=file, stderr=file))
-    return watchers

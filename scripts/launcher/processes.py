@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import io
 import os
-import queue
 import signal
 import subprocess
 import sys
@@ -30,9 +29,9 @@ running = set()  # the groups that may have living processes
 class Group:
     """Commands that run, with all processes that they have started.
 
-    On Linux a process of the group is known by a mark in its environment, which it hands on to all
-    that it starts, so that it is also found in another process group or session, and when its
-    parent has ended. Where there is no /proc, as on a Mac, it is known by its session.
+    A process of the group is known by a mark in its environment, which it hands on to all that it
+    starts, so that it is also found in another process group or session, and when its parent has
+    ended. On a Mac, which has no /proc, it is known by its process group while the command runs.
 
     Each command has a session of its own, so Ctrl-C at the terminal reaches only the process that
     waits for it. Use the group in a with statement, which passes the Ctrl-C on: whatever ends the
@@ -68,20 +67,14 @@ class Group:
 
     def processes(self):
         """Return the ids of the group's living processes."""
-        sessions = {process.pid for process in self._started}
-        if not PROC.exists():
-            return in_sessions(sessions)
+        if not PROC.exists():  # to kill(), the id of a process group is negative
+            return [-process.pid for process in self._started if process.poll() is None]
         found = []
-        for name in filter(str.isdecimal, os.listdir(PROC)):
+        for folder in PROC.glob("[0-9]*"):
             with contextlib.suppress(OSError):  # it ended in this moment, or is somebody else's
-                stat = (PROC / name / "stat").read_text(errors="replace")
-                # After the name in brackets: state, parent, process group, session.
-                state, _, _, session = stat.rpartition(")")[2].split()[:4]
-                if state in "ZX":
-                    continue
-                environment = PROC / name / "environ"
-                if int(session) in sessions or self._mark.encode() in environment.read_bytes():
-                    found.append(int(name))
+                environment = (folder / "environ").read_bytes()  # empty where it has ended
+                if self._mark.encode() in environment:
+                    found.append(int(folder.name))
         return found
 
     def end(self, number=signal.SIGTERM):
@@ -89,13 +82,14 @@ class Group:
 
         Return those that needed the SIGKILL, a list of their ids and commands.
         """
-        alive, stubborn = self.processes(), []
-        if alive:
-            try:
-                send(number, alive)
+        stubborn = []
+        try:
+            if send(number, self.processes()):
                 stubborn = self._wait_for_none(self._grace)
-            finally:  # at once, if somebody does not want to wait and presses Ctrl-C again
-                self._kill()
+        finally:  # at once, if somebody does not want to wait and presses Ctrl-C again
+            give_up = time.monotonic() + 5  # even this takes a moment, or is in vain
+            while send(signal.SIGKILL, self.processes()) and time.monotonic() < give_up:
+                time.sleep(TICK)
         running.discard(self)
         for process in self._started:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -116,21 +110,9 @@ class Group:
         # Each process of a machine gets its share: with 20 for 2 cores all takes 10 times as long.
         busy = min(self._patience, max(1, os.getloadavg()[0] / os.cpu_count()))
         give_up = time.monotonic() + seconds * busy
-        alive = self.processes()
-        while alive and time.monotonic() < give_up:
+        while self.processes() and time.monotonic() < give_up:
             time.sleep(TICK)
-            alive = self.processes()
-        return [named(pid) for pid in alive]
-
-    def _kill(self):
-        """Send SIGKILL until no process is left. Even that takes a moment, or is in vain."""
-        give_up = time.monotonic() + 5
-        while time.monotonic() < give_up:
-            alive = self.processes()
-            if not alive:
-                break
-            send(signal.SIGKILL, alive)
-            time.sleep(TICK)
+        return [named(pid) for pid in self.processes()]
 
 
 class Job(Group):
@@ -149,17 +131,14 @@ class Job(Group):
         super().__init__(grace, settle, patience)
         self.limit, self.seconds = limit, None
         self.stopped, self.left = False, []
-        self._lines, self._output, self._errors = queue.SimpleQueue(), [], []
+        self._output, self._errors, self._readers = [], [], []
         self._begin = time.monotonic()
         self.process = self.start(command, **{"stdout": subprocess.PIPE, **options})
         # Threads read the pipes: nobody else has to wait for them. They never hold up the end.
-        told = self.process.stdout, self._output, self._lines
-        self._readers = [threading.Thread(target=read, args=told, daemon=True)]
-        if self.process.stderr:
-            told = self.process.stderr, self._errors, queue.SimpleQueue()
-            self._readers.append(threading.Thread(target=read, args=told, daemon=True))
-        for reader in self._readers:
-            reader.start()
+        for arguments in (self.process.stdout, self._output), (self.process.stderr, self._errors):
+            if arguments[0]:
+                self._readers.append(threading.Thread(target=read, args=arguments, daemon=True))
+                self._readers[-1].start()
 
     @property
     def status(self):
@@ -190,20 +169,17 @@ class Job(Group):
 
     def lines(self):
         """Yield the lines of stdout as they come. Then the job is at its end, or it is ended."""
-        while self.status is None and self._time_left() > 0:
-            with contextlib.suppress(queue.Empty, subprocess.TimeoutExpired):
-                line = self._lines.get(timeout=min(TICK, self._time_left()))
-                if line is None:  # all is read: only its exit status is missing
-                    self.process.wait(self._time_left())
-                else:
-                    yield line
-        if self in running:
-            self.seconds, self.stopped = time.monotonic() - self._begin, self.status is None
-            self.left = self.end() if self.stopped else self.settle()
-        while not self._lines.empty():
-            line = self._lines.get()
-            if line is not None:
-                yield line
+        count = 0
+        while self in running:
+            time_left = self._begin + self.limit - time.monotonic()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(max(0, min(TICK, time_left)))
+            if self.status is not None or time_left <= 0:
+                self.seconds, self.stopped = time.monotonic() - self._begin, self.status is None
+                self.left = self.end() if self.stopped else self.settle()
+            while count < len(self._output):
+                yield self._output[count]
+                count += 1
 
     def wait(self):
         """Wait for the end of the job, or end it at its limit. Return its exit status."""
@@ -218,9 +194,6 @@ class Job(Group):
             reader.join(1)  # no longer: a process that nobody can find may hold the pipe
         return stubborn
 
-    def _time_left(self):
-        return max(0, self._begin + self.limit - time.monotonic())
-
 
 def run(command, limit, **options):
     """Run a command to its end, or end it at its limit. Return the Job; the options are its."""
@@ -229,40 +202,27 @@ def run(command, limit, **options):
     return job
 
 
-def read(pipe, texts, lines):
-    """Read a pipe, if any, to its end: add each line to a list and to a queue; then None."""
-    if pipe:
-        with io.TextIOWrapper(pipe, encoding="utf-8", errors="replace", newline="\n") as text:
-            for line in text:
-                texts.append(line)
-                lines.put(line)
-    lines.put(None)
-
-
-def in_sessions(sessions):
-    """Return the ids of the living processes of some sessions, as ps knows them."""
-    found = []
-    for row in subprocess.check_output(["ps", "-axo", "pid=,stat="], text=True).splitlines():
-        pid, state = row.split()
-        with contextlib.suppress(OSError):  # it ended in this moment, or is somebody else's
-            if not state.startswith("Z") and os.getsid(int(pid)) in sessions:
-                found.append(int(pid))
-    return found
+def read(pipe, lines):
+    """Read a pipe to its end: add each line to a list."""
+    with io.TextIOWrapper(pipe, encoding="utf-8", errors="replace", newline="\n") as text:
+        for line in text:
+            lines.append(line)
 
 
 def named(pid):
     """Return the id of a process and, where there is a /proc, how it was started."""
-    words = ""
     with contextlib.suppress(OSError):
-        words = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace")
-    return " ".join([str(pid), *words.split("\0")]).strip()
+        words = (PROC / str(pid) / "cmdline").read_text(errors="replace").split("\0")
+        return f"{pid} {' '.join(words)}".strip()
+    return str(pid)
 
 
 def send(number, pids):
-    """Send a signal to these processes."""
+    """Send a signal to these processes. Return whether there are any."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
+    return bool(pids)
 
 
 def end_on_signals(*more):
