@@ -15,7 +15,7 @@
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-environment=(--tests) arguments=()
+environment=(--tests) arguments=(-m pytest)
 while [[ ${1:-} =~ ^(--full|--torch|-h|--help)$ ]]; do
   case $1 in
     --full) arguments+=(-m '') ;;
@@ -24,7 +24,7 @@ while [[ ${1:-} =~ ^(--full|--torch|-h|--help)$ ]]; do
       shift "$(($# > 1))"
       ;;
     *)
-      sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p;}' "scripts/run_tests.sh"
+      sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p;}' scripts/run_tests.sh
       exit
       ;;
   esac
@@ -35,4 +35,4 @@ if ! command -v "$python" >/dev/null; then
   echo "There is no $python here. Install Python 3.11 or newer, or name one: PYTHON=/path/to/python3" >&2
   exit 1
 fi
-exec "$python" scripts/course/environment.py "${environment[@]}" -- -m pytest "${arguments[@]}" "$@"
+exec "$python" scripts/course/environment.py "${environment[@]}" -- "${arguments[@]}" "$@"
