@@ -97,15 +97,19 @@ def install(needed, lacking, kept):
     """Install what the environment lacks in which this runs."""
     venv = Path(sys.prefix).name
     print(f"Installing what {venv} lacks: {lacking}.", flush=True)
+    constraints = Path(sys.prefix, "constraints.txt")
+    constraints.write_text("\n".join([*kept, ""]))
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    wanted = {name: name + oldest for name, oldest in needed.items()}
-    # For pip, a site's torch 2.6.0a0+site is older than torch>=2.6.
-    wanted |= {line.partition("==")[0]: line for line in kept}
+    pip += ["--constraint", str(constraints)]
+    # Without what the site has: for pip, its torch 2.6.0a0+site is older than torch>=2.6.
+    there = [line.partition("==")[0] for line in kept]
+    wanted = {name: name + oldest for name, oldest in needed.items() if name not in there}
     index = os.environ.get("TORCH_INDEX")
-    both = [wanted["torch"], wanted["torchvision"]]  # from one index, or they do not fit
-    if index and not kept and subprocess.run([*pip, *both, "--index-url", index]).returncode:
-        why = "the lines above say why."
-        sys.exit(f"torch and torchvision could not be installed from {index}: {why}")
+    if index and not kept:
+        both = [wanted["torch"], wanted["torchvision"]]  # from one index, or they do not fit
+        if subprocess.run([*pip, *both, "--index-url", index]).returncode:
+            why = "the lines above say why."
+            sys.exit(f"torch and torchvision could not be installed from {index}: {why}")
     if subprocess.run([*pip, *wanted.values()]).returncode:
         sys.exit(f"What is needed could not be installed into {venv}: the lines above say why.")
 
