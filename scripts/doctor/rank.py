@@ -195,6 +195,7 @@ def meet():
         timeout = timedelta(seconds=SECONDS)
         store = dist.TCPStore(MASTER, number("MASTER_PORT"), WORLD_SIZE, RANK == 0, timeout)
         facts["met"] = True
+        tell(**facts)  # what follows may take too long
         own = None if backend == "gloo" else device
         options = {"rank": RANK, "world_size": WORLD_SIZE, "timeout": timeout, "device_id": own}
         dist.init_process_group(backend, store=store, **options)

@@ -62,7 +62,8 @@ def numbers(version):
 
 def check_versions(ranks):
     """Check Python and all packages of requirements.txt."""
-    found = {name: check_version(name, ranks) for name in ranks[0]["needed"]}
+    seen = {name for rank in ranks for name in rank["versions"]}  # others may have come too late
+    found = {name: check_version(name, ranks) for name in ranks[0]["needed"] if name in seen}
     bad = [name for name, (_, problem) in found.items() if problem]
     if not bad:
         return ", ".join(fine for fine, _ in found.values()), ""
