@@ -10,45 +10,30 @@
 # Every rank of every node is checked, started by scripts/multinode_setup_and_run.sh as for a
 # lesson. One line a check: "ok", or "FAIL" and what to do. Exit status 0 only if all are ok.
 set -euo pipefail
-if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)); then
-  echo "bash 4.4 or newer is needed, and the first one in PATH is $BASH_VERSION. On a Mac: brew install bash" >&2
-  exit 1
-fi
 
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-options=() arguments=()
-while (($#)); do
-  case $1 in
-    -h | --help)
-      sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]}"
-      exit
-      ;;
-    --local)
-      options+=("${@:1:2}") arguments=(--imitated)
-      shift
-      ;;
-    *)
+case ${1:-} in
+  -h | --help)
+    sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]}"
+    exit
+    ;;
+  --local) ;;
+  *)
+    if (($#)); then
       echo "There is no option $1. See scripts/doctor.sh --help" >&2
       exit 1
-      ;;
-  esac
-  shift "$(($# > 0))"
-done
+    elif [[ -z ${SLURM_JOB_ID:-} ]]; then
+      echo "This is not inside a Slurm allocation: day2/NODES.md says how to get one. Without Slurm: scripts/doctor.sh --local 2x2" >&2
+      exit 1
+    fi
+    ;;
+esac
 
-if ((${#options[@]} == 0)) && [[ -z ${SLURM_JOB_ID:-} ]]; then
-  echo "This is not inside a Slurm allocation: day2/NODES.md says how to get one. Without Slurm: scripts/doctor.sh --local 2x2" >&2
-  exit 1
-fi
-python=${PYTHON:-python3}
-command -v "$python" >/dev/null || python=$scripts/../.venv/bin/python
 # All nodes should see this file. Where it cannot be made, the ranks say so.
 token=$(mktemp .doctor-XXXXXX 2>/dev/null) || token=.doctor
 trap 'rm -f "$token"' EXIT
 export SLURM_WAIT=35 # seconds from the end of the first rank: a site may let Slurm wait less, or longer
 # A rank may hang on its node. It must not keep the others from saying what they have found.
-{ # all of it is read before it starts: this file may change meanwhile
-  timeout --foreground --kill-after=10 40 "$scripts/multinode_setup_and_run.sh" "${options[@]}" \
-    "$scripts/doctor/rank.py" "$token" "${arguments[@]}" |
-    "$python" "$scripts/doctor/table.py"
-  exit
-}
+timeout --foreground --kill-after=10 40 "$scripts/multinode_setup_and_run.sh" "$@" \
+  "$scripts/doctor/rank.py" "$token" ${1:+--imitated} |
+  "${PYTHON:-python3}" "$scripts/doctor/table.py"

@@ -28,7 +28,9 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
   sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]}"
   exit
 fi
-# shellcheck source=scripts/course/environment.sh
-source "$root/scripts/course/environment.sh"
-make_environment "$root"
-exec "$python" "$root/scripts/course/run_course.py" "$@"
+python=${PYTHON:-python3}
+if ! command -v "$python" >/dev/null; then
+  echo "There is no $python here. Install Python 3.11 or newer, or name one: PYTHON=/path/to/python3" >&2
+  exit 1
+fi
+exec "$python" "$root/scripts/course/environment.py" -- "$root/scripts/course/run_course.py" "$@"

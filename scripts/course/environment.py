@@ -1,38 +1,54 @@
-"""Say what the active Python is, and what it lacks. environment.sh runs it with that Python.
+"""Start Python in an environment that has all of requirements.txt. Needs the standard library only.
 
-Usage: environment.py FILE...   the requirements files
+Usage: PYTHON environment.py [--tests] [--torch VERSION] -- ARGUMENTS_OF_PYTHON
 
-Prints a line each: its prefix and version; its torch and torchvision, as torch==2.6.0; what is
-missing or too old; and on the other lines the folders of its packages. Exits with a message where
-Python is too old, or torch is, or does not fit. torch is not imported: that would take seconds.
+1. If the environment of PYTHON has it all, it is used as it is.
+2. Otherwise .venv is made beside the README. If PYTHON has torch (a site module, conda), .venv sees
+   its packages, and torch and torchvision stay at the site's versions. If not, they come from PyPI
+   or, where TORCH_INDEX is set, from that index.
+With --torch, .venv-torch-VERSION has that torch, whatever the site has.
+
+.venv/made-from has a line for the Python it was made from, as the launcher compares it, and one for
+each of the site's packages that stay, such as torch==2.6.0.
 """
 
 import os
 import re
 import sys
-from pathlib import Path
 
 if sys.version_info < (3, 11):  # noqa: UP036, it may be any Python that is active
     todo = "Name a newer one: PYTHON=python3.12"
     sys.exit(f"Python 3.11 or newer is needed; this one is {sys.version.split()[0]}. {todo}")
 
+import argparse
+import subprocess
 from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
 # torch>=2.6, or: viztracer; python_version < "3.15"
-LINE = re.compile(r'([\w.-]+)(?:>=([\d.]+))?(?:; python_version < "3\.(\d+)")?')
+REQUIREMENT = r'^([\w.-]+)((?:>=[\d.]+)?)(?:; python_version < "3\.(\d+)")?$'
 
 
-def numbers(text):
-    """Return the numbers that a version begins with, as a tuple: 2.6.0+cu124 is (2, 6, 0)."""
-    return tuple(int(number) for number in re.match(r"\d+(?:\.\d+)*", text)[0].split("."))
+def read_requirements(file):
+    """Return what this Python needs, {distribution: ">=2.6", or ""}."""
+    found = re.findall(REQUIREMENT, (ROOT / file).read_text(), re.M)
+    minor = sys.version_info.minor
+    return {name: oldest for name, oldest, before in found if minor < int(before or 99)}
 
 
 def installed(name):
-    """Return the version of a distribution, "" if it is not installed."""
+    """Return the version of a distribution, "" if it is not installed. torch is not imported."""
     try:
         return version(name)
     except PackageNotFoundError:
         return ""
+
+
+def numbers(text):
+    """Return the first version in a text as a tuple: 2.6.0a0+site is (2, 6, 0)."""
+    found = re.search(r"\d+(\.\d+)*", text)
+    return tuple(int(number) for number in found[0].split(".")) if found else ()
 
 
 def lacks(name, oldest):
@@ -41,45 +57,107 @@ def lacks(name, oldest):
     return not found or numbers(found) < numbers(oldest)
 
 
-def read_requirements(files):
-    """Return what this Python needs, {distribution: oldest version that will do}."""
-    needed = {}
-    for file in files:
-        for line in Path(file).read_text().splitlines():
-            match = LINE.fullmatch(line.partition("#")[0].strip())
-            if match and not (match[3] and sys.version_info >= (3, int(match[3]))):
-                needed[match[1]] = match[2] or "0"
-    return needed
-
-
-def what_does_not_fit(oldest):
-    """Return why the torch that is installed cannot be used, "" if it can or there is none."""
-    torch, vision = installed("torch"), installed("torchvision")
-    if torch and lacks("torch", oldest):
+def check_torch(oldest):
+    """Exit with a message if the torch of a site is too old, or its torchvision is for another."""
+    here = f"this environment has {installed('torch')}"
+    if lacks("torch", oldest):
         todo = "Load a newer module, or leave it: deactivate"
-        return f"torch {oldest} or newer is needed; this environment has {torch}. {todo}"
-    for text in requires("torchvision") if torch and vision else ():
-        # As in: Requires-Dist: torch (==2.6.0), or: torch>=2.14.0
-        match = re.match(r"torch ?\(?(==|>=)([\d.]+)", text)
-        other = match and match[1] == "==" and numbers(torch) != numbers(match[2])
-        if match and (other or lacks("torch", match[2])):
-            fits = match[2] if other else f"{match[2]} or newer"
-            text = f"torchvision {vision} is made for torch {fits}; this environment has {torch}"
-            return f"{text}. Install both again, together."
-    return ""
+        sys.exit(f"torch {oldest.strip('>=')} or newer is needed; {here}. {todo}")
+    needed = "\n".join(requires("torchvision") or ()) if installed("torchvision") else ""
+    # As in: torch (==2.6.0), or: torch>=2.14.0
+    for sign, wanted in re.findall(r"^torch ?\(?(==|>=)([\d.]+)", needed, re.M):
+        same = numbers(installed("torch")) == numbers(wanted)
+        if not same and (sign == "==" or lacks("torch", wanted)):
+            made_for = f"torchvision {installed('torchvision')} is made for torch{sign}{wanted}"
+            sys.exit(f"{made_for}; {here}. Install both again, together.")
+
+
+def make(venv, made_from, lacking):
+    """Make an environment. If a site's torch stays, it sees the packages of the active one."""
+    kept = " and ".join(made_from[1:])
+    what = f"what the active Python lacks: {lacking}. Kept: {kept}."
+    if not kept:
+        index = os.environ.get("TORCH_INDEX") or "PyPI"
+        what = f"torch from {index} and all else that is needed: a few minutes, several GB."
+    print(f"Making {venv.name} with {what}", flush=True)
+    if subprocess.run([sys.executable, "-m", "venv", "--clear", venv]).returncode:
+        todo = "Activate an environment that has them, or copy the course to a folder of your own."
+        why = f"{venv} cannot be made, as the line above says"
+        sys.exit(f"Packages of requirements.txt are missing, and {why}. {todo}")
+    if kept:
+        of_a_module = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # seen while it is loaded
+        seen = [folder for folder in sys.path if folder.endswith("-packages")]
+        lines = [folder for folder in seen if folder not in of_a_module]
+        [packages] = venv.glob("lib/python3*/site-packages")
+        (packages / "active-environment.pth").write_text("\n".join([*lines, ""]))
+    (venv / "made-from").write_text("\n".join([*made_from, ""]))
+
+
+def install(needed, lacking, kept):
+    """Install what the environment lacks in which this runs."""
+    venv = Path(sys.prefix).name
+    print(f"Installing what {venv} lacks: {lacking}.", flush=True)
+    constraints = Path(sys.prefix, "constraints.txt")
+    constraints.write_text("\n".join([*kept, ""]))
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip += ["--constraint", str(constraints)]
+    # Without what the site has: for pip, its torch 2.6.0a0+site is older than torch>=2.6.
+    there = [line.partition("==")[0] for line in kept]
+    wanted = {name: name + oldest for name, oldest in needed.items() if name not in there}
+    index = os.environ.get("TORCH_INDEX")
+    if index and not kept:
+        both = [wanted["torch"], wanted["torchvision"]]  # from one index, or they do not fit
+        if subprocess.run([*pip, *both, "--index-url", index]).returncode:
+            why = "the lines above say why."
+            sys.exit(f"torch and torchvision could not be installed from {index}: {why}")
+    if subprocess.run([*pip, *wanted.values()]).returncode:
+        sys.exit(f"What is needed could not be installed into {venv}: the lines above say why.")
+
+
+def choose_environment(venv, needed, own_torch):
+    """Return if this is an environment that has what is needed; otherwise start again in one."""
+    lacking = ", ".join(name for name, oldest in needed.items() if lacks(name, oldest))
+    file = venv / "made-from"  # what is half made, or by somebody else, has none
+    made_from = file.read_text().splitlines() if file.exists() else []
+    inside = venv.exists() and venv.samefile(sys.prefix)
+    names = ("torch", "torchvision") if installed("torch") and not own_torch else ()
+    kept = [f"{name}=={installed(name)}" for name in names if installed(name)]
+    if kept and not inside:
+        check_torch(needed["torch"])
+    if not lacking and (inside or not own_torch):
+        return
+    lost = made_from[1:] and not installed("torch")
+    wanted = made_from if inside else [f"{sys.prefix} {sys.version}", *kept]
+    if lost or (made_from and made_from != wanted):
+        text = f"{venv} was made for an environment that is not active now: {', '.join(made_from)}"
+        todo = f"Activate that one first, for example with module load, or delete {venv}."
+        sys.exit(f"{text}. {todo}")
+    if inside:
+        install(needed, lacking, made_from[1:])
+        return
+    if not made_from:
+        make(venv, wanted, lacking)
+    python = str(venv / "bin" / "python")  # there, the rest is installed
+    os.execv(python, [python, *sys.argv])
+
+
+def main():
+    """Start the command."""
+    separator = sys.argv.index("--")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tests", action="store_true")
+    parser.add_argument("--torch")
+    options = parser.parse_args(sys.argv[1:separator])
+    venv = ROOT / ".venv"
+    needed = read_requirements("requirements.txt")
+    if options.tests:
+        needed |= read_requirements("tests/requirements.txt")
+    if options.torch:
+        venv = ROOT / f".venv-torch-{options.torch}"
+        needed["torch"] = f"=={options.torch}"
+    choose_environment(venv, needed, own_torch=options.torch)
+    os.execv(sys.executable, [sys.executable, *sys.argv[separator + 1 :]])
 
 
 if __name__ == "__main__":
-    needed = read_requirements(sys.argv[1:])
-    problem = what_does_not_fit(needed["torch"])
-    if problem:
-        sys.exit(problem)
-    kept = ("torch", "torchvision") if installed("torch") else ()
-    found = [name for name in kept if installed(name)]
-    print(sys.prefix, sys.version)
-    print(*(f"{name}=={installed(name)}" for name in found))
-    print(*(name for name, oldest in needed.items() if lacks(name, oldest)), sep=", ")
-    of_a_module = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # seen while that is loaded
-    for folder in sys.path:
-        if folder.endswith(("/site-packages", "/dist-packages")) and folder not in of_a_module:
-            print(folder)
+    main()

@@ -1,6 +1,6 @@
 """Be one rank of the doctor: print lines of JSON with what there is here. Started by doctor.sh.
 
-Usage: rank.py FILE [--imitated]   the command has written FILE into this folder
+Usage: rank.py FILE [--imitated]   doctor.sh has written FILE into this folder
 
 First it prints what it finds on its machine, then how it met the other ranks, then what else can be
 imported. Nothing that goes wrong ends it: the launcher would end the others.
@@ -24,20 +24,27 @@ from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the rooms beside this one
+
+from launcher import gpus
+
 ROOT = Path(__file__).resolve().parents[2]
+SHM = 32 * 2**20  # bytes of /dev/shm for each rank
+LOCKABLE = 2**30  # bytes that InfiniBand cards may keep in memory; NCCL's manual: without limit
 SECONDS = 20  # to wait for the other ranks, and again for an all_reduce
 NUMBERS, TIMES = 1_000_000, 5  # in one all_reduce, 4 bytes each; how many of them
-MASKS = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"
+# torch>=2.6, or: viztracer; python_version < "3.15"
+REQUIREMENT = r'^([\w.-]+)(?:>=([\d.]+))?(?:; python_version < "3\.(\d+)")?$'
 
 
-def number(variable):
-    """Return the number in a variable of the environment, 0 if there is none."""
+def number(variable, default=0):
+    """Return the number in a variable of the environment."""
     value = os.environ.get(variable, "")
-    return int(value) if value.isdigit() else 0
+    return int(value) if value.isdigit() else default
 
 
 RANK, LOCAL_RANK = number("RANK"), number("LOCAL_RANK")
-WORLD_SIZE, LOCAL_WORLD_SIZE = number("WORLD_SIZE") or 1, number("LOCAL_WORLD_SIZE") or 1
+WORLD_SIZE, LOCAL_WORLD_SIZE = number("WORLD_SIZE", 1), number("LOCAL_WORLD_SIZE", 1)
 MASTER = os.environ.get("MASTER_ADDR", "")
 IMITATED = "--imitated" in sys.argv
 NODE = os.environ.get("SLURMD_NODENAME", socket.gethostname())
@@ -53,14 +60,9 @@ def tell(**facts):
 
 def read_requirements():
     """Return what requirements.txt asks of this Python, {distribution: oldest version or ""}."""
-    needed = {}
-    for line in (ROOT / "requirements.txt").read_text().splitlines():
-        requirement, _, marker = line.partition("#")[0].partition(";")
-        before = re.search(r'python_version < "3\.(\d+)"', marker)
-        if requirement.strip() and not (before and sys.version_info >= (3, int(before[1]))):
-            name, _, oldest = requirement.strip().partition(">=")
-            needed[name] = oldest
-    return needed
+    found = re.findall(REQUIREMENT, (ROOT / "requirements.txt").read_text(), re.M)
+    minor = sys.version_info.minor
+    return {name: oldest for name, oldest, before in found if minor < int(before or 99)}
 
 
 def import_all(names):
@@ -78,33 +80,81 @@ def import_all(names):
     return versions
 
 
-# What there is.
+# What there is. A check returns what is wrong and what to do, or "".
 
 
 def find_facts(token):
     """Return what there is on this machine, as table.py reads it."""
+    checks = {
+        "CPUs": ("enough for the threads of each rank", check_cpus()),
+        "shared files": ("every node sees this folder", check_files(token)),
+        "data": ("MNIST is there on every node", check_data()),
+        "/dev/shm": ("room enough on every node", check_shm()),
+        "locked memory": ("enough, or no InfiniBand that needs it", check_lockable()),
+    }
     return {
-        "ranks": WORLD_SIZE,
         "local_rank": LOCAL_RANK,
-        "local_ranks": LOCAL_WORLD_SIZE,
-        "several_hosts": not IMITATED and WORLD_SIZE > LOCAL_WORLD_SIZE,
+        "checks": checks,
         "needed": {"Python": "3.11", **read_requirements()},
         "versions": {"Python": platform.python_version(), **import_all(["torch"])},
-        "has_gpus": has_gpus(),
-        "hidden": any(os.environ.get(name) in ("", "-1") for name in MASKS),
+        "has_gpus": gpus.has_gpus() and not gpus.hidden_by_mask(),
         **find_gpus(),
-        "cpus": len(os.sched_getaffinity(0)),
-        "cpus_of_node": os.cpu_count(),
-        "cpus_asked": 0 if IMITATED else number("SLURM_CPUS_PER_TASK"),
-        "threads": number("OMP_NUM_THREADS"),
-        "folder": str(Path.cwd()),
-        "writes": os.access(".", os.W_OK),
-        "shares": Path(token).exists(),
-        "damaged": damaged_files(),
-        "shm": shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else None,
-        "infiniband": any(Path("/sys/class/infiniband").glob("*")),
-        "lockable": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],  # bytes; -1: no limit
     }
+
+
+def check_cpus():
+    """Check that the rank has the CPUs that it asked for, and enough for its threads."""
+    have, threads = len(os.sched_getaffinity(0)), number("OMP_NUM_THREADS")
+    asked = 0 if IMITATED else min(number("SLURM_CPUS_PER_TASK"), os.cpu_count())
+    if have < asked:
+        return f"{have}, although {asked} were asked for. See --cpu-bind and SLURM_CPU_BIND"
+    if threads > have:
+        return f"{have} for {threads} threads, which take turns. Do unset OMP_NUM_THREADS"
+    return ""
+
+
+def check_files(token):
+    """Check that lessons can write to this folder, and that all nodes see what is written."""
+    if not os.access(".", os.W_OK):
+        return f"you cannot write to {Path.cwd()}. Go to a folder where you can: cd"
+    if not Path(token).exists():
+        todo = "Go to a folder on the file system that all nodes share: cd"
+        return f"what is written to {Path.cwd()} is not seen. {todo}"
+    return ""
+
+
+def check_data():
+    """Check that the files of MNIST are there as data/README.md lists them."""
+    table = (ROOT / "data" / "README.md").read_text()
+    damaged = []
+    for name, md5 in re.findall(r"^\| (\S+-ubyte) \|.*\| (\w{32}) \|$", table, re.M):
+        file = ROOT / "data" / "MNIST" / "raw" / name
+        content = b""
+        with contextlib.suppress(OSError):
+            content = file.read_bytes()
+        if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
+            damaged.append(name)
+    todo = "Restore it, in the folder of the course: git checkout data/MNIST"
+    return f"{', '.join(damaged)} missing or damaged. {todo}" if damaged else ""
+
+
+def check_shm():
+    """Check that /dev/shm has room: data loaders and NCCL exchange data there."""
+    wanted = SHM * LOCAL_WORLD_SIZE
+    if not Path("/dev/shm").is_dir() or shutil.disk_usage("/dev/shm").free >= wanted:
+        return ""
+    todo = "Remove what lies there; in a container: --shm-size=1g"
+    return f"less than {wanted / 2**20:,.0f} MB free. {todo}"
+
+
+def check_lockable(cards=Path("/sys/class/infiniband")):
+    """Check that InfiniBand cards may keep enough in memory (nccl-tests#206)."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)  # bytes; -1: no limit
+    needed = not IMITATED and WORLD_SIZE > LOCAL_WORLD_SIZE and any(cards.glob("*"))
+    if not needed or limit < 0 or limit >= LOCKABLE or not gpus.has_gpus():
+        return ""
+    todo = "Ask your site for: ulimit -l unlimited"
+    return f"only {limit / 2**20:,.0f} MB, too little for InfiniBand. {todo}"
 
 
 def find_gpus():
@@ -116,14 +166,11 @@ def find_gpus():
         kinds = ("cuda", "hip", "xpu")
         facts["built"] = any(getattr(torch.version, kind, None) for kind in kinds)
         facts["backend"] = choose_device()[1]
-        count = torch.accelerator.device_count()
-        kind = torch.accelerator.current_accelerator().type if count else "cpu"
-        if kind not in ("cpu", "mps"):  # the lessons do not use Apple's
-            properties = torch.get_device_module(kind).get_device_properties
-            mask = ",".join(os.environ.get(name, "") for name in MASKS)
-            facts["gpus"] = [
-                str(getattr(properties(i), "uuid", f"{mask} {i}")) for i in range(count)
-            ]
+        _, names = gpus.name_gpus(torch)
+        if names:  # a mask may call different GPUs the same
+            properties = torch.get_device_module().get_device_properties
+            ids = [getattr(properties(i), "uuid", name) for i, name in enumerate(names)]
+            facts["gpus"] = [str(uuid) for uuid in ids]
     return facts
 
 
@@ -131,35 +178,6 @@ def choose_device():
     """Return the device and the backend that the lessons choose for this rank."""
     lesson = runpy.run_path(str(ROOT / "day2" / "9_torch_dist_multi_node.py"))
     return lesson["choose_device"](LOCAL_RANK, LOCAL_WORLD_SIZE)
-
-
-def has_gpus(root=Path("/")):
-    """Return whether this machine has a GPU to compute with, whatever torch can do with it.
-
-    Of Intel's, the class 0x0380 is that of computing centres. A PC's may only show a picture.
-    """
-    for name in ("nvidia[0-9]*", "kfd", "dxg"):  # of NVIDIA, of AMD, of WSL2
-        if any((root / "dev").glob(name)):
-            return True
-    for card in (root / "sys" / "class" / "drm").glob("render*/device"):
-        with contextlib.suppress(OSError):
-            vendor = (card / "vendor").read_text().strip()
-            if vendor == "0x8086" and (card / "class").read_text().startswith("0x0380"):
-                return True
-    return False
-
-
-def damaged_files():
-    """Return the names of the files of MNIST that are not there as data/README.md lists them."""
-    table = (ROOT / "data" / "README.md").read_text()
-    damaged = []
-    for name, md5 in re.findall(r"^\| (\S+-ubyte) \|.*\| (\w{32}) \|$", table, re.M):
-        with contextlib.suppress(OSError):
-            content = (ROOT / "data" / "MNIST" / "raw" / name).read_bytes()
-            if hashlib.md5(content, usedforsecurity=False).hexdigest() == md5:
-                continue
-        damaged.append(name)
-    return damaged
 
 
 # The meeting.
@@ -177,11 +195,11 @@ def meet():
         timeout = timedelta(seconds=SECONDS)
         store = dist.TCPStore(MASTER, number("MASTER_PORT"), WORLD_SIZE, RANK == 0, timeout)
         facts["met"] = True
+        tell(**facts)  # what follows may take too long
         own = None if backend == "gloo" else device
         options = {"rank": RANK, "world_size": WORLD_SIZE, "timeout": timeout, "device_id": own}
         dist.init_process_group(backend, store=store, **options)
-        facts.update(reduce_all(torch, device))
-        facts["speed"] += f", {backend}, {device.type}"
+        facts["speed"] = f"{reduce_all(torch, device)}, {backend}, {device.type}"
         time.sleep(0.2)  # as in the lessons: gloo's threads come to an end first
         dist.destroy_process_group()
     except Exception as error:  # whatever torch raises
@@ -201,23 +219,22 @@ def where():
 
 
 def reduce_all(torch, device):
-    """Repeat an all_reduce. Return the clock after the first, and how fast the others were."""
+    """Repeat an all_reduce. Return how fast it is."""
     tensor = torch.full((NUMBERS,), float(RANK), device=device)
     torch.distributed.all_reduce(tensor)  # sets up connections: not timed
     if tensor[0].item() != sum(range(WORLD_SIZE)):
         raise RuntimeError("the sum is wrong")
-    clock, begin = time.time(), time.perf_counter()
+    begin = time.perf_counter()
     for _ in range(TIMES):
         torch.distributed.all_reduce(tensor)
     tensor[0].item()  # waits until a GPU is done
     seconds = time.perf_counter() - begin
     speed = f"{NUMBERS * 4 * TIMES / seconds / 1e6:,.0f} MB/s"
-    return {"clock": clock, "speed": f"{TIMES} times 4 MB in {seconds:.2f} s, {speed}"}
+    return f"{TIMES} times 4 MB in {seconds:.2f} s, {speed}"
 
 
 if __name__ == "__main__":
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as in the background of a script
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: no traceback
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what goes wrong is raised, too
     tell(**find_facts(sys.argv[1]))
     tell(**meet())

@@ -2,17 +2,13 @@
 
 Usage: table.py <LINES, those of the launcher and those that rank.py prints
 
-The exit status is 1 if a check failed. A check gets the facts of one rank, or of all, and returns
-two texts: what is fine, and what is not, with what to do.
+The exit status is 1 if a check failed. A check gets the facts of all ranks and returns two texts:
+what is fine, and what is not, with what to do. Some checks each rank has made for itself.
 """
 
 import json
 import re
 import sys
-
-SHM = 32 * 2**20  # bytes of /dev/shm for each rank
-LOCKABLE = 2**30  # bytes that InfiniBand cards may keep in memory; NCCL's manual: without limit
-CLOCKS = 2  # seconds that the clocks of nodes may differ
 
 
 def some(names):
@@ -35,12 +31,12 @@ def grouped(ranks, key):
     return groups
 
 
-# Checks of all ranks together.
-
-
-def numbers(version):
-    """Return the first two numbers of a version, to compare it: 2.6.0+cu124 is (2, 6)."""
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+def check_each(name, ranks):
+    """Return what the ranks have found themselves in a check."""
+    fine, _ = ranks[0]["checks"][name]
+    groups = grouped(ranks, lambda rank: rank["checks"][name][1])
+    groups.pop("", None)
+    return fine, "; ".join(f"{on(group)}: {problem}" for problem, group in groups.items())
 
 
 def check_version(name, ranks):
@@ -59,19 +55,25 @@ def check_version(name, ranks):
     return f"{name} {some(groups)}", ""
 
 
+def numbers(version):
+    """Return the first two numbers of a version, to compare it: 2.6.0+cu124 is (2, 6)."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+
+
 def check_versions(ranks):
     """Check Python and all packages of requirements.txt."""
-    found = [check_version(name, ranks) for name in ranks[0]["needed"]]
-    problems = [problem for _, problem in found if problem]
-    if len(problems) > 1:
-        others = ", ".join(problem.split()[0] for problem in problems[1:])
-        problems[0] += f". Not well either: {others}"
-    return ", ".join(fine for fine, _ in found), problems[0] if problems else ""
+    seen = {name for rank in ranks for name in rank["versions"]}  # others may have come too late
+    found = {name: check_version(name, ranks) for name in ranks[0]["needed"] if name in seen}
+    bad = [name for name, (_, problem) in found.items() if problem]
+    if not bad:
+        return ", ".join(fine for fine, _ in found.values()), ""
+    others = f". Not well either: {some(bad[1:])}" if bad[1:] else ""
+    return "", found[bad[0]][1] + others
 
 
 def check_gpus(ranks):
-    """Check that torch sees the GPUs of each node, as many on each, a different one for a rank."""
-    blind = [rank for rank in ranks if rank["has_gpus"] and not rank["gpus"] and not rank["hidden"]]
+    """Check that torch sees the GPUs of each node, and that each rank can have a different one."""
+    blind = [rank for rank in ranks if rank["has_gpus"] and not rank["gpus"]]
     if any(not rank["built"] for rank in blind):
         version = some(rank["versions"]["torch"] for rank in blind)
         todo = "Install torch and torchvision for GPUs: https://pytorch.org/get-started/locally/"
@@ -79,88 +81,37 @@ def check_gpus(ranks):
     if blind:
         todo = "Ask for them (--gpus-per-node); if you did, is the driver too old? See nvidia-smi"
         return "", f"torch sees none {on(blind)}, which has some. {todo} and day2/SITES.md"
-    counts, shared, own = {}, "", True
-    for group in grouped(ranks, lambda rank: rank["node"]).values():
-        seen = {gpu for rank in group for gpu in rank["gpus"]}
-        used = [r["gpus"][r["local_rank"] % len(r["gpus"])] for r in group if r["gpus"]]
-        problem = problem_of_node(group, seen, set(used))
-        if problem:
-            return "", problem
-        own = own and len(used) == len(seen)
-        counts.setdefault(len(seen), []).extend(group)
-        if len(used) > len(seen):
-            shared = f", shared by {len(used)} ranks through gloo: slow"
-    text = "; ".join(f"{count} {on(group)}" for count, group in counts.items())
-    if len(counts) > 1 and not own:  # nodes may be unequal, if no GPU is idle or shared
-        return "", f"{text}. Ask for as many on each node: --gpus-per-node"
-    if not any(counts):
+    nodes = grouped(ranks, lambda rank: rank["node"]).values()
+    problems = [problem for problem in map(problem_of_node, nodes) if problem]
+    backends = grouped(ranks, lambda rank: rank["backend"])
+    if len(backends) > 1:
+        text = "; ".join(f"{backend} {on(group)}" for backend, group in backends.items())
+        problems.append(f"ranks would talk through {text}. Ask for as many on each node")
+    if problems:
+        return "", problems[0]
+    if not any(rank["gpus"] for rank in ranks):
         return "none, the ranks use the CPU", ""
-    return text + (shared or ", a different one for each rank"), ""
+    shared = "gloo" in backends
+    how = "shared by ranks through gloo: slow" if shared else "a different one for each rank"
+    return f"{', '.join(str(len(gpus_of(group))) for group in nodes)} on the nodes, {how}", ""
 
 
-def problem_of_node(group, seen, used):
+def gpus_of(ranks):
+    """Return the GPUs that these ranks see."""
+    return {gpu for rank in ranks for gpu in rank["gpus"]}
+
+
+def problem_of_node(group):
     """Return how the ranks of one node share its GPUs badly, "" if they do not."""
-    who = "ranks {} {}".format(some(rank["rank"] for rank in group), on(group))
-    if len(used) < min(len(group), len(seen)):
+    who = f"ranks {some(rank['rank'] for rank in group)} {on(group)}"
+    used = {r["gpus"][r["local_rank"] % len(r["gpus"])] for r in group if r["gpus"]}
+    if len(used) < min(len(group), len(gpus_of(group))):
         return f"{who} use only {some(used)}. Let each see all of its node: --gpus-per-node alone"
-    if len(used) < len(group) or any(rank["backend"] != "gloo" for rank in group):
-        return ""
-    text = f"each of {who} has its own, but they would talk through gloo, which is slow"
-    if all(len(rank["gpus"]) >= len(group) for rank in group):
-        return f"{text}: this torch has nothing else for them. See day2/SITES.md"
-    todo = f"export SLURM_GPUS_ON_NODE={len(group)}"
-    return f"{text}, because Slurm does not say how many GPUs there are. {todo}"
-
-
-# Checks of each rank: they return what is wrong and what to do, or None.
-
-
-def check_cpus(rank):
-    """Check that the rank has the CPUs that it asked for, and enough for its threads."""
-    have, asked, threads = rank["cpus"], rank["cpus_asked"], rank["threads"]
-    if have < min(asked, rank["cpus_of_node"]):
-        return f"{have}, although {asked} were asked for", "See --cpu-bind and SLURM_CPU_BIND"
-    together = threads * rank["local_ranks"]
-    if threads > have or (threads > 1 and together > rank["cpus_of_node"]):
-        text = f"{threads} threads for each rank, which has {have}"
-        return text, "They take turns: unset OMP_NUM_THREADS"
-    return None
-
-
-def check_files(rank):
-    """Check that the folder is one that all nodes share, and that lessons can write there."""
-    if not rank["writes"]:
-        return f"you cannot write to {rank['folder']}", "Go to a folder where you can: cd"
-    if not rank["shares"]:
-        todo = "Go to a folder on the file system that all nodes share: cd"
-        return f"what is written to {rank['folder']} is not seen", todo
-    return None
-
-
-def check_data(rank):
-    """Check the files of MNIST."""
-    if rank["damaged"]:
-        todo = "Restore it, in the folder of the course: git checkout data/MNIST"
-        return f"{some(rank['damaged'])} missing or damaged", todo
-    return None
-
-
-def check_shm(rank):
-    """Check that /dev/shm has room: data loaders and NCCL exchange data there."""
-    wanted = SHM * rank["local_ranks"]
-    if rank["shm"] is not None and rank["shm"] < wanted:
-        text = f"less than {wanted / 2**20:,.0f} MB free"
-        return text, "Remove what lies there; in a container: --shm-size=1g"
-    return None
-
-
-def check_lockable(rank):
-    """Check that InfiniBand cards may keep enough in memory (nccl-tests#206)."""
-    needed = rank["several_hosts"] and rank["infiniband"] and rank["gpus"]
-    if needed and 0 <= rank["lockable"] < LOCKABLE:
-        text = f"only {rank['lockable'] / 2**20:,.0f} MB, too little for InfiniBand"
-        return text, "Ask your site for: ulimit -l unlimited"
-    return None
+    if len(used) == len(group) and all(rank["backend"] == "gloo" for rank in group):
+        text = f"each of {who} has its own, but they would talk through gloo, which is slow"
+        todo = f"export SLURM_GPUS_ON_NODE={len(group)}"
+        return f"{text}. If Slurm does not say how many GPUs a node has: {todo}"
+    return ""
 
 
 # The meeting.
@@ -189,44 +140,12 @@ def what_they_say(ranks, todo):
     """Return what went wrong with these ranks as the first of them says it; "" if there is none."""
     if not ranks:
         return ""
-    who = "rank {} {}".format(some(rank["rank"] for rank in ranks), on(ranks))
+    who = f"rank {some(rank['rank'] for rank in ranks)} {on(ranks)}"
     error = ranks[0].get("error", "it said no more")
     return f"{who}: {error}. {ranks[0].get('where', '')}. {todo}"
 
 
-def check_clocks(ranks):
-    """Check that clocks agree: by them the launcher says which rank failed first."""
-    timed = sorted((rank for rank in ranks if "clock" in rank), key=lambda rank: rank["clock"])
-    apart = timed[-1]["clock"] - timed[0]["clock"] if timed else 0
-    if apart > CLOCKS:
-        text = f"that of {timed[-1]['node']} is {apart:,.0f} s ahead of that of {timed[0]['node']}"
-        return "", f"{text}. Ask your site to set them"
-    return f"within {CLOCKS} s of each other", ""
-
-
 # The table.
-
-OF_EACH = {
-    "CPUs": (check_cpus, "enough for the threads of each rank"),
-    "shared files": (check_files, "every node sees this folder"),
-    "data": (check_data, "MNIST is there on every node"),
-    "/dev/shm": (check_shm, "room enough on every node"),
-    "locked memory": (check_lockable, "enough, or no InfiniBand that needs it"),
-}
-OF_ALL = {"versions": check_versions, "GPUs": check_gpus}
-OF_MEETING = {
-    "meeting point": check_meeting,
-    "all_reduce": check_all_reduce,
-    "clocks": check_clocks,
-}
-TOTAL = 1 + len(OF_EACH) + len(OF_ALL) + len(OF_MEETING)  # the first: whether all have answered
-
-
-def check_each(check, ranks):
-    """Return what is wrong with some ranks, and on which nodes; "" if nothing is."""
-    groups = grouped(ranks, check)
-    groups.pop(None, None)
-    return "; ".join(f"{text} {on(group)}. {todo}" for (text, todo), group in groups.items())
 
 
 def check_answers(nodes, ranks):
@@ -274,15 +193,14 @@ def make_table(nodes, ranks):
     table = [("answers", *check_answers(nodes, ranks))]
     if not ranks:
         return table
-    for name, (check, fine) in OF_EACH.items():
-        table.append((name, fine, check_each(check, ranks)))
-    for name, check in OF_ALL.items():
-        table.append((name, *check(ranks)))
-    usable = not check_versions(ranks)[1]
-    for name, check in OF_MEETING.items():
-        if usable:  # what cannot be imported cannot meet, and what has not met has no clock
-            table.append((name, *check(ranks)))
-            usable = not table[-1][2]
+    table += [(name, *check_each(name, ranks)) for name in ranks[0]["checks"]]
+    table.append(("GPUs", *check_gpus(ranks)))
+    table.append(("versions", *check_versions(ranks)))
+    # What cannot be imported cannot meet, and then there is no all_reduce.
+    if not table[-1][2]:
+        table.append(("meeting point", *check_meeting(ranks)))
+    if not table[-1][2]:
+        table.append(("all_reduce", *check_all_reduce(ranks)))
     return table
 
 
@@ -296,9 +214,9 @@ def main():
         print(f"FAIL {name}: {problem}" if problem else f"ok   {name}: {fine}")
     failed = sum(bool(problem) for _, _, problem in table)
     if failed:
-        print(f"=> not ready: {failed} of {TOTAL} checks failed")
+        print(f"=> not ready: {failed} of {len(table)} checks failed")
         return 1
-    print(f"=> ready: {TOTAL} checks ok, {len(ranks)} ranks")
+    print(f"=> ready: {len(table)} checks ok, {len(ranks)} ranks")
     return 0
 
 
