@@ -13,8 +13,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -120,26 +118,6 @@ def wait_for(condition, seconds):
             return True
         time.sleep(0.1)
     return False
-
-
-def processes_of(session):
-    """Return the ids of the living processes of a session, whatever their parents are."""
-    alive = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it ended in this moment
-        if int(fields[3]) == session and fields[0] != "Z":
-            alive.append(int(stat.parent.name))
-    return alive
-
-
-def sockets():
-    """Return the rows of the tables of all TCP sockets of this machine, each a list of words."""
-    tables = [Path("/proc/net", name) for name in ("tcp", "tcp6")]
-    tables = [table for table in tables if table.exists()]  # not every machine has IPv6
-    return [row.split() for table in tables for row in table.read_text().splitlines()[1:]]
 
 
 def proof_of(output):
@@ -248,21 +226,3 @@ def recorded_output(lesson_id):
     page = (ROOT / LESSONS[lesson_id]["file"]).with_suffix(".md").read_text()
     part = page.partition(f"<!-- begin output {lesson_id} -->\n")[2]
     return re.search(r"```console\n\$ [^\n]*\n(.*?)\n```", part, re.S)[1]
-
-
-def slides_of(deck):
-    """Return the Markdown of each slide of a deck: day1, day2 or beyond."""
-    text = (ROOT / "slides" / f"{deck}.md").read_text()
-    return text.split("---\n", 2)[2].split("\n---\n")
-
-
-def agenda(deck):
-    """Return the minutes that a deck's agenda gives to each part, as a Counter.
-
-    The agenda is the slide whose table has columns "min". A topic may stand before the minutes.
-    """
-    slide = next(slide for slide in slides_of(deck) if re.search(r"^\|.* min \|", slide, re.M))
-    planned = Counter()
-    for name, minutes in re.findall(r"\| (\w[\w -]*) \|(?: *[^|\d][^|]*\|)? (\d+)(?= \|)", slide):
-        planned[name] += int(minutes)
-    return planned

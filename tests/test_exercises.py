@@ -12,8 +12,9 @@ from tempfile import gettempdir
 import pytest
 from course.lists import read_exercises
 from exercises.running import run as run_check
-from helpers import ROOT, copy_tree, processes_of, wait_for
+from helpers import ROOT, copy_tree, wait_for
 from helpers import run as run_command
+from launcher import processes
 from ranks import run_ranks
 
 EXERCISES = {exercise["id"]: exercise for exercise in read_exercises()}
@@ -206,21 +207,16 @@ def test_a_check_that_is_stopped_leaves_no_process_and_a_whole_record(number, co
     text = "import os\nopen(f'{__file__}.{os.getpid()}', 'w')\nwhile True:\n    pass\n"
     file = course / EXERCISES["0.1"]["file"]
     file.write_text(text)
-    job = subprocess.Popen(
-        [sys.executable, course / "scripts" / "check.py", "0.1"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    ready = wait_for(lambda: len([*file.parent.glob(f"{file.name}.*")]) == 4, 60)
-    if number == signal.SIGINT:
-        os.killpg(job.pid, number)
-    else:
-        job.send_signal(number)
-    ended = wait_for(lambda: job.poll() is not None and not processes_of(job.pid), 15)
-    for pid in processes_of(job.pid):
-        os.kill(pid, signal.SIGKILL)
+    command = [sys.executable, course / "scripts" / "check.py", "0.1"]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with processes.Group() as group:
+        job = group.start(command, **streams)
+        ready = wait_for(lambda: len([*file.parent.glob(f"{file.name}.*")]) == 4, 60)
+        if number == signal.SIGINT:
+            os.killpg(job.pid, number)
+        else:
+            job.send_signal(number)
+        ended = wait_for(lambda: job.poll() is not None and not group.processes(), 15)
     assert ready
     assert ended
     assert job.returncode == (-number if number == signal.SIGKILL else 128 + number)

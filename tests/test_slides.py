@@ -8,10 +8,16 @@ from collections import Counter
 import pytest
 from course.lists import read_days, read_pages
 from docs.pages import parts_of
-from helpers import ROOT, cannot, copy_tree, need, need_browser, open_in_browser, run, slides_of
+from helpers import ROOT, cannot, copy_tree, need, need_browser, open_in_browser, run
 
 SLIDES = ROOT / "slides"
 DAYS = {day["id"]: day for day in read_days()}
+
+
+def slides_of(deck):
+    """Return the Markdown of each slide of a deck: day1, day2 or beyond."""
+    text = (ROOT / "slides" / f"{deck}.md").read_text()
+    return text.split("---\n", 2)[2].split("\n---\n")
 
 
 @pytest.mark.parametrize("deck", DAYS)
