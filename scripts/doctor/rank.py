@@ -168,7 +168,8 @@ def find_gpus():
         facts["backend"] = choose_device()[1]
         _, names = gpus.name_gpus(torch)
         if names:  # a mask may call different GPUs the same
-            properties = torch.get_device_module().get_device_properties
+            kind = torch.accelerator.current_accelerator().type
+            properties = torch.get_device_module(kind).get_device_properties
             ids = [getattr(properties(i), "uuid", name) for i, name in enumerate(names)]
             facts["gpus"] = [str(uuid) for uuid in ids]
     return facts
