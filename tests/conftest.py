@@ -2,12 +2,15 @@
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from clusters import bring_up
+from helpers import BEGIN, LAUNCHER
+from launcher import processes
 
 # In the background of a script, Ctrl-C is ignored, under nohup the end of the terminal, and every
 # child inherits that. With a handler that does nothing, this process goes on ignoring it, and its
@@ -57,3 +60,29 @@ def breakable():
     cluster.pid = lambda name: int((folder / f"{name}.pid").read_text())
     yield cluster
     cluster.call("down")
+
+
+@pytest.fixture
+def start(tmp_path):
+    """A function that starts the launcher with ranks that run a text; it returns the Job."""
+
+    def job(text, nodes="2", *options, limit=100):
+        (tmp_path / "rank.py").write_text(BEGIN + text)
+        command = [LAUNCHER, "--local", nodes, *options]
+        command += [tmp_path / "rank.py", "a b", "--", "-x"]
+        # With the time that the launcher itself needs to end its ranks.
+        return processes.Job(command, limit, cwd=tmp_path, stderr=subprocess.PIPE)
+
+    return job
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """A function that writes a program into the first folder of PATH."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def write(name, text):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+
+    return write

@@ -29,6 +29,18 @@ ALONE = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "0",
 }
+# What the ranks of the tests begin with. after() waits until others have done what they should.
+BEGIN = """
+import os, pathlib, signal, subprocess, sys, time
+rank = int(os.environ["RANK"])
+def after(*names):
+    while not all(pathlib.Path(name).exists() for name in names):
+        time.sleep(0.05)
+def done(name):
+    pathlib.Path(name).touch()
+"""
+# What a program begins with that uses the rooms of scripts/.
+IMPORT = f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r})\n"
 
 
 def run(command, timeout, cwd, env):
@@ -226,3 +238,22 @@ def recorded_output(lesson_id):
     page = (ROOT / LESSONS[lesson_id]["file"]).with_suffix(".md").read_text()
     part = page.partition(f"<!-- begin output {lesson_id} -->\n")[2]
     return re.search(r"```console\n\$ [^\n]*\n(.*?)\n```", part, re.S)[1]
+
+
+def wait_without_trouble(job):
+    """Wait for a job, which must not reach its limit, and leave nothing."""
+    job.wait()
+    assert not job.stopped, job.output + job.errors
+    assert job.left == []
+
+
+def started(job):
+    """Return the ids of the processes that a job has said it started."""
+    return [int(pid) for pid in re.findall(r"^started (\d+)$", job.output, re.M)]
+
+
+def lives(pid):
+    """Return whether a process runs, and is no zombie."""
+    need("ps")
+    done = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return done.stdout[:1] not in ("", "Z")  # a zombie has ended
