@@ -26,19 +26,25 @@ def places(output):
     return [(int(rank), host, int(local)) for rank, host, local in rows]
 
 
-def test_the_salloc_line_and_lessons_9_and_10(slurm, tmp_path):
-    commands = 'srun hostname; "$0" 9 && "$0" 10 --images 64 --batch-size 1'
-    done = slurm.run(*SALLOC, "sh", "-c", commands, LAUNCHER, cwd=tmp_path, timeout=200)
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_the_salloc_line_and_lesson_9(slurm, tmp_path):
+    done = slurm.run(*SALLOC, "sh", "-c", 'srun hostname; "$0" 9', LAUNCHER, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert sorted(lines[:8]) == ["node1"] * 4 + ["node2"] * 4
     assert lines[8] == "nodes: node1 node2, ranks on each: 4, in all: 8"
     assert re.fullmatch(r"meeting point: node1:\d+, interface eth0", lines[9])
     assert lines[10].startswith("each rank: 32 CPUs, ")
     assert places(done.stdout) == [(rank, f"node{rank // 4 + 1}", rank % 4) for rank in range(8)]
-    proofs = [line for line in lines if line.startswith("=> ")]
-    assert proofs[0].startswith("=> 2 nodes, 8 ranks: every rank holds 28; the sum")
-    assert [line.endswith(": ok") for line in proofs] == [True, True]
+    assert proof_of(done.stdout).startswith("=> 2 nodes, 8 ranks: every rank holds 28; the sum")
+    assert proves(done.stdout)
+
+
+@pytest.mark.full
+def test_the_salloc_line_and_lesson_10(slurm, tmp_path):
+    done = slurm.run(*SALLOC, LAUNCHER, "10", "--images", 640, cwd=tmp_path, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "\nnodes: node1 node2, ranks on each: 4, in all: 8\n" in f"\n{done.stdout}"
+    assert proves(done.stdout)
 
 
 # Prints some of its variables in one short piece: longer lines of several ranks may mix.

@@ -72,10 +72,11 @@ class Job(processes.Job):
         servers = psutil.Process(self.process.pid).children()
         return sorted(rank.pid for server in servers for rank in server.children())[number]
 
-    def hit(self, number, name):
-        """Send a signal to a rank."""
+    def hit(self, name, rank=None):
+        """Send a signal, such as KILL, to a rank, or else to the command."""
+        pid = self.process.pid if rank is None else self.rank(rank)
         self.struck = time.monotonic()
-        os.kill(self.rank(number), getattr(signal, f"SIG{name}"))
+        os.kill(pid, signal.Signals[f"SIG{name}"])
 
     def ctrl_c(self):
         """Press Ctrl-C: the terminal sends SIGINT to every process in the foreground."""

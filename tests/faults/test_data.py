@@ -1,7 +1,6 @@
 """Files that are missing, damaged, half written or read-only, and disks that are full."""
 
 import os
-import signal
 import subprocess
 import sys
 
@@ -46,7 +45,7 @@ def test_writing_that_is_stopped_leaves_the_old_file(how, tmp_path):
     path.write_text("precious")
     job = lesson("create_mnist_h5", "--file", path, "--force", "--copies", 50, cwd=tmp_path)
     assert wait_for(lambda: list(tmp_path.glob(".mnist.h5.*")), 100), job.output
-    job.process.send_signal(getattr(signal, f"SIG{how}"))
+    job.hit(how)
     if how == "KILL":  # that gives it no time to tidy up
         job.process.wait()
         (half,) = tmp_path.glob(".mnist.h5.*")

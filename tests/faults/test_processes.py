@@ -57,7 +57,7 @@ def start(where, request, cwd):
 def test_a_rank_is_killed(where, rank, says, request, tmp_path):
     job = start(where, request, tmp_path)
     job.until("1 MB:")
-    job.hit(rank, "KILL")
+    job.hit("KILL", rank)
     job.check(f"kill -9 of rank {rank}, {where}", says, MEMORY)
 
 
@@ -76,7 +76,7 @@ def test_a_lesson_of_day_1_is_stopped(how, tmp_path):
     if how == "Ctrl-C":
         job.ctrl_c()
     else:
-        job.process.send_signal(getattr(signal, "SIG" + how.removeprefix("kill -")))
+        job.hit(how.removeprefix("kill -"))
     output = job.check(f"{how}, Day 1", None, "All ranks end with it.")
     assert "Traceback" not in output
 
@@ -91,7 +91,7 @@ def test_a_rank_on_an_imitated_node_raises(tmp_path):
 def test_a_stopped_rank_is_seen_by_the_timeout(tmp_path):
     job = local("2", "9", cwd=tmp_path, env=IMPATIENT)
     job.until("1 MB:")
-    job.hit(1, "STOP")
+    job.hit("STOP", rank=1)
     output = job.check(
         "a rank hangs, `--local` (`DIST_TIMEOUT=6`)",
         r"^Still running: rank 1 on imitated node 1\.$",
