@@ -47,23 +47,17 @@ state=$(realpath -m -- "${LOCAL_SLURM_DIR:-$state}")
 # Slurm reads no blanks in its settings, and the path of a Unix socket has room for 107 bytes.
 [[ $state =~ ^/[A-Za-z0-9._/+-]{1,79}$ ]] ||
   die "The folder of the cluster is a path of at most 80 letters, digits and ._/+-, not: $state"
-[[ $state != /dev/shm* ]] || die "The cluster cannot live in /dev/shm: each node has its own."
 mark=LOCAL_SLURM_CLUSTER=$state # in the environment of every process of this cluster
 
 install_packages() {
-  local packages=(slurm-wlm munge iproute2 util-linux hostname) policy=/usr/sbin/policy-rc.d
-  local daemon output new=()
-  for daemon in munged slurmctld slurmd; do
-    command -v "$daemon" >/dev/null || new+=("${daemon/munged/munge}")
-  done
-  if ((${#new[@]} == 0)); then
+  local policy=/usr/sbin/policy-rc.d output
+  if type munged slurmctld slurmd >/dev/null 2>&1; then
     echo "Slurm is already installed: $(slurmd -V)"
     return
   fi
   ((EUID == 0)) || die "Only root can install packages: run this as root."
   command -v apt-get >/dev/null || die "This needs apt-get, so Debian or Ubuntu."
-  echo "Installing with apt-get: ${packages[*]}"
-  echo "No service is started, and none will start when the machine does."
+  echo "Installing with apt-get. No service is started now."
   if [[ ! -e $policy ]]; then # the way to tell Debian's packages to start nothing
     trap 'rm -f /usr/sbin/policy-rc.d' EXIT
     printf '#!/bin/sh\nexit 101\n' >"$policy"
@@ -71,9 +65,10 @@ install_packages() {
   fi
   export DEBIAN_FRONTEND=noninteractive
   output=$(apt-get update 2>&1) || die "apt-get update failed:" "$output"
-  output=$(apt-get install --yes --no-install-recommends "${packages[@]}" </dev/null 2>&1) ||
+  output=$(apt-get install --yes --no-install-recommends slurm-wlm munge iproute2 2>&1) ||
     die "apt-get install failed:" "$output"
-  [[ ! -d /run/systemd/system ]] || systemctl --quiet disable "${new[@]}"
+  # Nor when the machine starts.
+  [[ ! -d /run/systemd/system ]] || systemctl --quiet disable munge slurmctld slurmd
   echo "Installed: $(slurmd -V)"
 }
 
@@ -248,7 +243,6 @@ up() {
     die "$state holds other files or belongs to someone else: set LOCAL_SLURM_DIR."
   choose_mode
   trap 'tail -n 5 "$state/log" >&2 || true; stop; die "The cluster did not start."' EXIT
-  trap 'trap - EXIT; stop; exit 1' INT TERM HUP
   echo "$mode" >"$state/local_slurm.mode"
   mkdir "$state/slurmctld"
   echo "Link between the nodes: full speed" >"$state/link"
@@ -264,7 +258,7 @@ up() {
     [[ $("${enter[@]}" timeout 1 sinfo -ho '%D %T' 2>/dev/null) == "$nodes idle" ]]; do
     ((SECONDS < 30)) && kill -0 $! 2>/dev/null || exit 1
   done
-  trap - EXIT INT TERM HUP
+  trap - EXIT
   cat <<END
 A Slurm cluster is up: $nodes nodes, each with 128 cores and 4 GPUs as far as Slurm knows.
   scripts/local_slurm.sh shell    opens a shell on it; there, for example:
@@ -281,33 +275,29 @@ status() {
 }
 
 link() {
-  local rate=${1:-} delay=${2:-} note='' node pid port card tbf netem
+  local rate=${1:-} delay=${2:-} node port card limit delayed
   [[ $rate == off || $rate =~ ^[1-9][0-9]*(\.[0-9]+)?[kmg]bit$ ]] ||
     die "RATE is a number with kbit, mbit or gbit, such as 100mbit, or off."
   [[ -z $delay || $rate != off && $delay =~ ^[0-9]+(\.[0-9]+)?(us|ms|s)$ ]] ||
     die "DELAY is a number with us, ms or s, such as 0.2ms."
   need_cluster
   [[ $mode == full ]] || die "The nodes share 127.0.0.1: link needs root and namespaces."
-  tbf=(root tbf rate "$rate" burst 128k latency 50ms)
-  netem=(root netem delay "$delay" rate "$rate" limit 10000)
+  limit=(root tbf rate "$rate" burst 128k latency 50ms)
+  delayed=("${limit[@]}")
+  [[ -z $delay ]] || delayed=(root netem delay "$delay" rate "$rate" limit 10000)
   for node in $(cd "$state" && ls node*.pid); do
-    pid=$(<"$state/$node")
-    [[ -d /proc/$pid ]] || continue # a lost node
     node=${node%.pid}
-    port=("${enter[@]}" tc qdisc)                 # what goes to the node,
-    card=(nsenter --target "$pid" --net tc qdisc) # and what comes from it
+    port=("${enter[@]}" tc qdisc) # what goes to the node, and what comes from it
+    card=(nsenter --target "$(<"$state/$node.pid")" --net tc qdisc)
     "${port[@]}" delete dev "$node" root 2>/dev/null || true
     "${card[@]}" delete dev eth0 root 2>/dev/null || true
     [[ $rate != off ]] || continue
-    "${card[@]}" add dev eth0 "${tbf[@]}"
-    if [[ -n $delay ]] && ! "${port[@]}" add dev "$node" "${netem[@]}" 2>/dev/null; then
-      delay=''
-      note=' (this kernel has no netem, so the delay could not be set)'
-    fi
-    [[ -n $delay ]] || "${port[@]}" add dev "$node" "${tbf[@]}"
+    "${port[@]}" add dev "$node" "${delayed[@]}" ||
+      die "The link could not be limited. A DELAY needs netem in the kernel: leave it out."
+    "${card[@]}" add dev eth0 "${limit[@]}"
   done
   [[ $rate != off ]] || rate='full speed'
-  echo "Link between the nodes: $rate${delay:+, delay $delay}$note" | tee "$state/link"
+  echo "Link between the nodes: $rate${delay:+, delay $delay}" | tee "$state/link"
 }
 
 case ${1:-} in

@@ -52,11 +52,11 @@ activate() {
 
 # ---- Nothing below needs to be edited.
 
-set -euo pipefail
+set -eo pipefail # no -u: modules and conda read variables that are not set
 
-if [[ ${1:-} == -h || ${1:-} == --help || -z ${SLURM_JOB_ID:-} ]]; then
+if [[ -z $SLURM_JOB_ID || $1 == -h || $1 == --help ]]; then
   sed -n '2,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
-  [[ ${1:-} == -h || ${1:-} == --help ]]
+  [[ $1 == -h || $1 == --help ]]
   exit
 fi
 
@@ -92,11 +92,11 @@ mkdir -p logs
 log=logs/slurm-$SLURM_JOB_ID.out
 exec >>"$log" 2>&1 # the same file if Slurm starts the job again
 begin=$(wc -c <"$log")
-say "job $SLURM_JOB_ID, start $((${SLURM_RESTART_COUNT:-0} + 1)), nodes $SLURM_JOB_NODELIST"
+say "job $SLURM_JOB_ID, start $((SLURM_RESTART_COUNT + 1)), nodes $SLURM_JOB_NODELIST"
 trap 'say "the job ends with exit status $?"' EXIT
 
 # Slurm runs a copy of this file. The job knows where the original is; its arguments follow.
-read -r original < <(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=//p')
+original=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=//p')
 while [[ ! -f $original && $original == *' '* ]]; do
   original=${original% *}
 done
@@ -106,31 +106,22 @@ if [[ ! -x $scripts/multinode_setup_and_run.sh ]]; then
   exit 1
 fi
 
-set +u # modules and conda read variables that are not set
 activate
-set -u
 say "environment: $(command -v python3 || echo no python3)"
-
-if [[ ${1:-} == --doctor ]]; then
+if [[ $1 == --doctor ]]; then
   shift
   say "doctor"
   "$scripts/doctor.sh"
 fi
-if (($# == 0)); then
-  set -- 9
-fi
-
+signaled=1 ending=''
 # At the time limit, by scancel, and before it starts the job again, Slurm sends TERM to all.
-signaled='' ending=''
 trap 'signaled=1; warn_ranks' USR1
 trap 'signaled=1; ending=1; say "Slurm ends this job"' TERM
-say "start: multinode_setup_and_run.sh --monitor $*"
+say "start: multinode_setup_and_run.sh --monitor ${*:-9}"
 # In the background: while bash waits for a command in the foreground, it does not run traps.
-"$scripts/multinode_setup_and_run.sh" --monitor "$@" &
+"$scripts/multinode_setup_and_run.sh" --monitor "${@:-9}" &
 launcher=$!
-status=0
-wait "$launcher" || status=$?
-while [[ -n $signaled ]]; do # a signal has ended the wait, not the launcher
+while [[ $signaled ]]; do # once more if a signal has ended the wait, not the launcher
   signaled='' status=0
   wait "$launcher" || status=$?
 done

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -38,10 +39,13 @@ class BatchJob:
 
     def wait(self):
         """Wait for the job's end; return its state."""
-        going = r"JobState=(PENDING|CONFIGURING|RUNNING|COMPLETING)"
-        show = ("scontrol", "show", "job", self.number)
-        assert wait_for(lambda: not re.search(going, self.run(*show).stdout), 150), self.log()
-        return re.search(r"JobState=(\w+)", self.run(*show).stdout)[1]
+        for _ in range(150):
+            time.sleep(1)
+            show = self.run("scontrol", "show", "job", self.number)
+            state = re.search(r"JobState=(\w+)", show.stdout)[1]
+            if state not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"):
+                return state
+        pytest.fail(f"{state}:\n{self.log()}")
 
 
 def test_the_lines_of_the_script_as_they_are(slurm, tmp_path):
@@ -63,6 +67,7 @@ def test_the_lines_of_the_script_as_they_are(slurm, tmp_path):
     assert sorted(monitors) == ["1.out", "2.out"]
 
 
+@pytest.mark.full
 def test_the_doctor_looks_at_the_nodes_of_a_job_first(slurm, tmp_path):
     job = BatchJob(slurm, "--ntasks-per-node", 1, SCRIPT, "--doctor", cwd=tmp_path)
     assert job.wait() == "COMPLETED", job.log()
@@ -94,6 +99,7 @@ def test_outside_a_job_the_script_says_how_it_is_used():
     assert "Usage: sbatch " in done.stdout
 
 
+@pytest.mark.full
 def test_the_course_runs_as_a_batch_job(slurm, tmp_path):
     script = ROOT / "scripts" / "run_course.sh"
     job = BatchJob(slurm, "-o", "slurm-%j.out", script, "0", cwd=tmp_path, log="slurm-{}.out")

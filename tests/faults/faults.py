@@ -19,6 +19,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import psutil
 from helpers import LAUNCHER, LESSONS, ROOT, refusal, wait_for, works
 from launcher import processes
 
@@ -29,7 +30,7 @@ IMPATIENT = {"DIST_TIMEOUT": "6"}
 # The course writes a file under a name that ends in a process number, and renames it at the end.
 HALF = re.compile(r"^(?!events\.).*\.\d+$")
 # What PyTorch and Python themselves may leave in the folder for temporary files.
-KNOWN = ("home", "shm", "pymp-", "pytorch-errorfile-", "torchelastic_", "torchinductor_")
+KNOWN = ("shm", "pymp-", "pytorch-errorfile-", "torchelastic_", "torchinductor_")
 BIND = ["unshare", "--mount", "sh", "-c", 'mount --bind "$1" /dev/shm && shift && exec "$@"', "sh"]
 OWN_MEMORY = BIND if works(*BIND, "/tmp", "true") else []
 
@@ -42,14 +43,14 @@ class Job(processes.Job):
 
     def __init__(self, *command, cwd, env=None, nodes=(), **options):
         self.cwd, self.temporary = cwd, Path(tempfile.mkdtemp())
-        (shared := self.temporary / "shm").mkdir()
-        (home := self.temporary / "home").mkdir()
+        shared = self.temporary / "shm"
+        shared.mkdir()
         self.shared = [Path(f"/proc/{node.read_text().strip()}/root/dev/shm") for node in nodes]
         if not nodes and OWN_MEMORY:
             self.shared, command = [shared], (*OWN_MEMORY, shared, *command)
         self.before = self.segments()
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "HOME": str(home)}
-        environment |= {"TMPDIR": str(self.temporary), **(env or {})}
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": str(self.temporary)}
+        environment |= env or {}
         environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
         options |= {"cwd": cwd, "env": environment, "stderr": subprocess.STDOUT}
         super().__init__(command, 300, **options)
@@ -61,28 +62,21 @@ class Job(processes.Job):
         assert text in self.output, f"no {text!r} within {seconds} s:\n{self.output}"
         self.struck = time.monotonic()
 
-    def until_file(self, name):
-        """Wait until the job has begun to write a file. The fault comes now."""
-        assert wait_for(lambda: list(self.cwd.glob(name)), 100), self.output
-        self.struck = time.monotonic()
-
     def rank(self, number):
         """Return the process id of a rank."""
-        parents = {}
-        for pid in self.processes():
-            environment = Path(f"/proc/{pid}/environ").read_text().split("\0")
-            name = Path(f"/proc/{pid}/comm").read_text()
-            if f"RANK={number}" in environment and name.startswith(("python", "pt_")):
-                return pid
-            parents[pid] = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        for process in map(psutil.Process, self.processes()):
+            is_python = process.name().startswith(("python", "pt_"))
+            if is_python and process.environ().get("RANK") == str(number):
+                return process.pid
         # A lesson of Day 1 starts Python's fork server, and that starts the ranks in their order.
-        first = self.process.pid
-        return sorted(p for p, parent in parents.items() if parents.get(parent) == first)[number]
+        servers = psutil.Process(self.process.pid).children()
+        return sorted(rank.pid for server in servers for rank in server.children())[number]
 
-    def hit(self, number, name):
-        """Send a signal to a rank."""
+    def hit(self, name, rank=None):
+        """Send a signal, such as KILL, to a rank, or else to the command."""
+        pid = self.process.pid if rank is None else self.rank(rank)
         self.struck = time.monotonic()
-        os.kill(self.rank(number), getattr(signal, f"SIG{name}"))
+        os.kill(pid, signal.Signals[f"SIG{name}"])
 
     def ctrl_c(self):
         """Press Ctrl-C: the terminal sends SIGINT to every process in the foreground."""
@@ -99,7 +93,6 @@ class Job(processes.Job):
         remains += [f"shared memory {x}" for x in self.segments() - self.before]
         temporary = [x for x in self.temporary.iterdir() if not x.name.startswith(KNOWN)]
         remains += [f"temporary {x.name}" for x in temporary]
-        remains += [f"in the home folder {x}" for x in (self.temporary / "home").iterdir()]
         remains += [f"half a file {x}" for x in self.cwd.rglob("*") if HALF.search(x.name)]
         return remains
 

