@@ -97,7 +97,7 @@ def find_facts(token):
         "checks": checks,
         "needed": {"Python": "3.11", **read_requirements()},
         "versions": {"Python": platform.python_version(), **import_all(["torch"])},
-        "has_gpus": gpus.has_gpus() and not gpus.hidden_by_mask(),
+        "has_gpus": gpus.has_gpus(),
         **find_gpus(),
     }
 

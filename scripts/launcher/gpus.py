@@ -11,6 +11,14 @@ from pathlib import Path
 # What there is in /dev, of NVIDIA, AMD, Windows (WSL2) and Intel; the last one also without a GPU.
 DEVICES = Path("/dev")
 NAMES = "nvidia[0-9]*", "kfd", "dxg", "dri"
+# What hides GPUs.
+MASKS = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"
+
+
+def has_gpus():
+    """Return whether this machine has GPUs of NVIDIA or AMD, and no variable hides them."""
+    hidden = any(os.environ.get(name) in ("", "-1") for name in MASKS)
+    return not hidden and any(any(DEVICES.glob(name)) for name in NAMES[:3])
 
 
 def find_gpus():
