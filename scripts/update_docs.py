@@ -55,7 +55,7 @@ def record(chosen, lessons):
         command = " ".join([program, *arguments])
         notes[name] = recordings.note(command, result, line, folder)
     if notes:
-        print(f"record: {recordings.write_record(kind, notes, lessons)}")
+        print(f"record: {recordings.write_record(kind, notes)}")
     return sum(bool(result["problem"]) for result in results.values())
 
 

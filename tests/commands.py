@@ -78,9 +78,9 @@ def check_program(words):
 
 def check_python(arguments):
     """Assert that a Python file takes what comes after python."""
-    while arguments[:1] in (["-u"], ["-X"]):
-        arguments = arguments[1 if arguments[0] == "-u" else 2 :]
-    if arguments and arguments[0] not in ("-c", "-m"):
+    if arguments[:1] == ["-u"]:
+        arguments = arguments[1:]
+    if arguments and not arguments[0].startswith("-"):
         parse(arguments[0], tuple(arguments[1:]))
 
 

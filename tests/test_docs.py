@@ -9,6 +9,7 @@ import torch
 from commands import FENCE, check, commands_in
 from docs import recordings
 from docs.blocks import BLOCK, Course, fill
+from docs.excerpts import RULER
 from docs.pages import DECKS, PAGES, page_of, parts_of
 from helpers import LESSONS, ROOT, cannot, proof_of, recorded_output, run
 from ranks import run_ranks
@@ -150,7 +151,6 @@ def test_each_script_is_in_the_list_and_each_lesson_in_a_timetable():
 
 # The contract of the lessons
 
-RULER = "# ---- "  # begins the line between what is new and what lessons share
 MOST_LINES = {"day1": 120, "day2": 152}  # above the ruler
 FIELDS = ["Builds on", "New here", "Run", "Look for", "Try next"]
 # Functions below the ruler that may have more forms than one; each lesson has its own arguments.
@@ -160,7 +160,7 @@ FORMS = {"start": 2, "launch": 2, "report_epoch": 3, "evaluate": 3, "Net": 5, "c
 @by_lesson
 def test_the_idea_comes_first_and_is_short(name):
     file = LESSONS[name]["file"]
-    above, *below = read(file).split(f"\n{RULER}")
+    above, *below = read(file).split(RULER)
     assert len(below) == 1
     assert above.count("\n") < MOST_LINES[file.partition("/")[0]]
     assert re.findall(r"^def (\w+)", above, re.M)[-1] == "main"
@@ -169,7 +169,7 @@ def test_the_idea_comes_first_and_is_short(name):
 def test_what_lessons_share_is_identical():
     forms = {}
     for lesson in LESSONS.values():
-        below = "#" + read(lesson["file"]).partition(f"\n{RULER}")[2]
+        below = "#" + read(lesson["file"]).partition(RULER)[2]
         for node in ast.parse(below).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 forms.setdefault(node.name, set()).add(ast.get_source_segment(below, node))

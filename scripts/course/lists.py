@@ -10,8 +10,17 @@ LAUNCHER = "scripts/multinode_setup_and_run.sh"
 
 
 def read_course(file=SCRIPTS / "course.toml"):
-    """Return the lessons: a list of the tables [[lesson]] in a file like course.toml."""
-    return [{"arguments": [], **lesson} for lesson in tomllib.loads(file.read_text())["lesson"]]
+    """Return the lessons: a list of the tables [[lesson]] in a file like course.toml.
+
+    Each also has its id and arguments, and nodes: whether it runs on all of them.
+    """
+    lessons = []
+    for lesson in tomllib.loads(file.read_text())["lesson"]:
+        number, _, _ = Path(lesson["file"]).stem.partition("_")
+        name = number if number.isdigit() else Path(lesson["file"]).stem
+        nodes = number.isdigit() and lesson["file"].startswith("day2/")
+        lessons.append({"id": name, "nodes": nodes, "arguments": [], **lesson})
+    return lessons
 
 
 def read_exercises():

@@ -13,7 +13,7 @@ def command_of(lesson):
     A lesson for several nodes runs on those of the Slurm allocation that this is in, or else on two
     imitated ones.
     """
-    if not lesson.get("nodes"):
+    if not lesson["nodes"]:
         return "python", [lesson["file"], *lesson["arguments"]]
     where = [] if "SLURM_JOB_ID" in os.environ else ["--local", "2x2"]
     options = lesson.get("launcher", [])

@@ -102,7 +102,8 @@ def timetable(course, here, day):
 
 def exercises(course, here, where):
     """Return the exercises of a lesson or of a day, with the command that checks the first."""
-    chosen = [x for x in course.exercises.values() if where in (x["lesson"], x["file"].partition("/")[0])]
+    every = course.exercises.values()
+    chosen = [x for x in every if where == x["lesson"] or x["file"].startswith(f"{where}/")]
     if not chosen:
         return "This lesson has no exercise that checks itself.\n"
     rows = []
