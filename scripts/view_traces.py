@@ -123,9 +123,7 @@ class Handler(SimpleHTTPRequestHandler):
 
 
 def parse_args():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     folder = Path("log_ddp")
     parser.add_argument("folder", nargs="?", type=Path, default=folder, help="traces (./log_ddp)")
     parser.add_argument("--no-browser", action="store_true", help="only print the address")

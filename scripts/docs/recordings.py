@@ -62,9 +62,8 @@ def nodes_of_allocation():
 
 def measured(course, page):
     """Return the table of what each lesson showed, with a column for each kind of machine."""
-    recorded = set()
-    for record in course.records.values():
-        recorded |= {(x["recorded"], x["on"]) for x in record.values()}
+    notes = [x for record in course.records.values() for x in record.values()]
+    recorded = {(x["recorded"], x["on"]) for x in notes}
     command = "`python scripts/update_docs.py --record`"
     lines = [f"Recorded on {date} with {command}: {on}." for date, on in sorted(recorded)]
     rows = [[name] for name in course.lessons]

@@ -35,13 +35,10 @@ def output(course, page, name, *begins):
 
 def places(lines, begins):
     """Return where the lines are that begin with one of these texts; each text must begin one."""
-    found = []
+    lines = [line.strip() for line in lines]
     for text in begins:
-        those = [i for i, line in enumerate(lines) if line.strip().startswith(text)]
-        if not those:
-            raise KeyError(text)
-        found += those
-    return sorted(set(found))
+        next(line for line in lines if line.startswith(text))
+    return [i for i, line in enumerate(lines) if line.startswith(tuple(begins))]
 
 
 def highlighted(markdown, begins):
