@@ -55,7 +55,7 @@ def record(chosen, lessons):
         command = " ".join([program, *arguments])
         notes[name] = recordings.note(command, result, line, folder)
     if notes:
-        print(f"record: {recordings.write_record(kind, notes, lessons)}")
+        print(f"record: {recordings.write_record(kind, notes)}")
     return sum(bool(result["problem"]) for result in results.values())
 
 
@@ -106,9 +106,6 @@ def main():
     if args.check and stale:
         print(f"Stale: {', '.join(stale)}. Run: python scripts/update_docs.py")
         return 1
-    decks = [file for file in stale if file in DECKS]
-    if decks:
-        print(f"Changed: {', '.join(decks)}. For the PDFs, run: slides/build.sh")
     return 1 if failed else 0
 
 

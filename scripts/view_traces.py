@@ -48,18 +48,13 @@ def load(path):
 
 def load_newest(folder):
     """Return {rank: (path, trace, events)} of the newest job in a folder; exit if there is none."""
-    found = []
-    for path in folder.glob("rank*.pt.trace.json"):
-        name = re.fullmatch(r"rank(\d+)\.(\d+)\.pt\.trace\.json", path.name)
-        if name:
-            found.append((int(name[2]), int(name[1]), path))
-    if not found:
-        sys.exit(
-            f"There are no traces in {folder}. Run a lesson that writes some, such as lesson 5."
-        )
-    found.sort()  # by time
-    newest = {rank: path for _, rank, path in found}
-    trace, _ = load(found[-1][-1])
+    names = [re.fullmatch(r"rank(\d+)\.(\d+)\.pt\.trace\.json", x.name) for x in folder.glob("*")]
+    names = sorted(filter(None, names), key=lambda name: int(name[2]))  # by time
+    if not names:
+        advice = "Run a lesson that writes some, such as lesson 5."
+        sys.exit(f"There are no traces in {folder}. {advice}")
+    newest = {int(name[1]): folder / name[0] for name in names}
+    trace, _ = load(folder / names[-1][0])
     # An earlier job with more ranks has left traces that do not belong to this one.
     size = trace.get("distributedInfo", {}).get("world_size", max(newest) + 1)
     return {rank: (newest[rank], *load(newest[rank])) for rank in sorted(newest) if rank < size}
@@ -85,12 +80,10 @@ def merge(traces):
             if e["ph"] == "M" and e["name"].startswith("process_"):
                 continue
             # The GPU is a process of its own in the trace, so a stream may have a thread's number.
-            thread = (e["pid"], e["tid"])
-            if thread not in threads:
-                taken = threads.values()
-                threads[thread] = max(taken) + 1 if e["tid"] in taken else e["tid"]
+            # For Perfetto, a thread with the number of its process would be the main one.
+            thread = threads.setdefault((e["pid"], e["tid"]), max(traces) + 1 + len(threads))
             time = round(e["ts"] + shifts[rank] - start, 3)
-            e = {**e, "pid": rank, "tid": threads[thread], "ts": time}
+            e = {**e, "pid": rank, "tid": thread, "ts": time}
             if "id" in e:  # arrows: the ends with the same id belong together
                 e["id"] = flows.setdefault((rank, e["id"]), len(flows))
             merged.append(e)
@@ -130,9 +123,7 @@ class Handler(SimpleHTTPRequestHandler):
 
 
 def parse_args():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     folder = Path("log_ddp")
     parser.add_argument("folder", nargs="?", type=Path, default=folder, help="traces (./log_ddp)")
     parser.add_argument("--no-browser", action="store_true", help="only print the address")

@@ -53,11 +53,8 @@ def stand_ins(tmp_path):
     for name, program in programs.items():
         file = tmp_path / f"{name}.py"
         file.write_text(program)
-        seconds = 60 if name == "slow" else 0.4
-        tables.append(
-            f'[[lesson]]\nid = "{name}"\nfile = "{file}"\nidea = "{name}"\n'
-            f"arguments = []\nseconds = {seconds}\n"
-        )
+        limit = 600 if name == "slow" else 4
+        tables.append(f'[[lesson]]\nfile = "{file}"\nidea = "{name}"\nlimit = {limit}\n')
     course = tmp_path / "course.toml"
     course.write_text("\n".join(tables))
     return ["--course", course]

@@ -37,7 +37,7 @@ def run_short(lesson_id, ranks, arguments, folder, env):
     Each rank of Day 2 is on an imitated node of its own. Four are on two nodes.
     """
     lesson = LESSONS[lesson_id]
-    if lesson.get("nodes"):
+    if lesson["nodes"]:
         nodes = "2x2" if ranks == 4 else ranks
         command = ["--local", nodes, *lesson.get("launcher", []), ROOT / lesson["file"], *arguments]
         return launch(*map(str, command), cwd=folder, env=env)

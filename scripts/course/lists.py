@@ -10,8 +10,17 @@ LAUNCHER = "scripts/multinode_setup_and_run.sh"
 
 
 def read_course(file=SCRIPTS / "course.toml"):
-    """Return the lessons: a list of the tables [[lesson]] in a file like course.toml."""
-    return tomllib.loads(file.read_text())["lesson"]
+    """Return the lessons: a list of the tables [[lesson]] in a file like course.toml.
+
+    Each also has its id and arguments, and nodes: whether it runs on all of them.
+    """
+    lessons = []
+    for lesson in tomllib.loads(file.read_text())["lesson"]:
+        number, _, _ = Path(lesson["file"]).stem.partition("_")
+        name = number if number.isdigit() else Path(lesson["file"]).stem
+        nodes = number.isdigit() and lesson["file"].startswith("day2/")
+        lessons.append({"id": name, "nodes": nodes, "arguments": [], **lesson})
+    return lessons
 
 
 def read_exercises():
@@ -27,8 +36,9 @@ def read_days():
 def read_pages():
     """Return the lessons and the other pages of the course, in the order in which they are read.
 
-    All have the keys file (of the page) and idea, and minutes if they are taught in class. A lesson
-    also has its other keys of course.toml, and script.
+    All have the keys file (of the page), idea and day: where they are taught, day1, day2 or beyond.
+    They have minutes if they are taught in class. A lesson also has its other keys of course.toml,
+    and script.
     """
     others = tomllib.loads((SCRIPTS / "course.toml").read_text())["page"]
     pages = []
@@ -37,6 +47,9 @@ def read_pages():
         script = lesson["file"]
         page = str(Path(script).with_suffix(".md"))
         pages.append({**lesson, "script": script, "file": page})
+    taught = {part.get("page"): day["id"] for day in read_days() for part in day["parts"]}
+    for page in pages:
+        page["day"] = taught.get(page.get("id", page["file"]), "beyond")
     return pages
 
 

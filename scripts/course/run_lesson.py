@@ -13,7 +13,7 @@ def command_of(lesson):
     A lesson for several nodes runs on those of the Slurm allocation that this is in, or else on two
     imitated ones.
     """
-    if not lesson.get("nodes"):
+    if not lesson["nodes"]:
         return "python", [lesson["file"], *lesson["arguments"]]
     where = [] if "SLURM_JOB_ID" in os.environ else ["--local", "2x2"]
     options = lesson.get("launcher", [])
@@ -25,7 +25,7 @@ def run(lesson, **options):
 
     output    all that it printed
     showed    its last line that begins with "=>", or ""
-    seconds   how long it took; it is ended after ten times as long as it should need
+    seconds   how long it took
     problem   what went wrong in a few words, or ""
     skipped   the lesson's own sentence if it cannot run here, or ""
     """
@@ -34,7 +34,7 @@ def run(lesson, **options):
     # From any folder. A path that is absolute already stays as it is.
     arguments = [ROOT / x if x == lesson["file"] else x for x in arguments]
     env = {**os.environ, "PYTHON": sys.executable}  # for the launcher
-    with Job([*begin, *arguments], 10 * lesson["seconds"], env=env, **options) as job:
+    with Job([*begin, *arguments], lesson.get("limit", 1200), env=env, **options) as job:
         for line in job.lines():
             print(f"   {line}", end="", flush=True)
     for process in job.left:

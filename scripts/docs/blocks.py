@@ -59,18 +59,12 @@ KINDS = {
 }
 
 
-def by_id(tables):
-    """Return {id: table} of a list."""
-    return {x["id"]: x for x in tables}
-
-
 class Course:
     """What blocks are made from: the lists of the course, {id: table}, its pages, and records."""
 
     def __init__(self):
-        self.lessons = by_id(read_course())
-        self.exercises = by_id(read_exercises())
-        self.days = by_id(read_days())
+        lists = read_course(), read_exercises(), read_days()
+        self.lessons, self.exercises, self.days = ({x["id"]: x for x in some} for some in lists)
         self.pages = read_pages()
         self.records = recordings.read_records()
         self.faults = None  # the table, where the tests of faults have just been run

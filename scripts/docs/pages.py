@@ -31,11 +31,6 @@ def title_of(page):
     return page.get("id") or (ROOT / page["file"]).read_text().partition("\n")[0].removeprefix("# ")
 
 
-def day_of(page):
-    """Return where a page belongs: day1, day2 or beyond."""
-    return "beyond" if page.get("beyond") else page["file"].partition("/")[0]
-
-
 def page_of(name, pages):
     """Return a page; name is the id of a lesson or a file."""
     return next(x for x in pages if name in (x.get("id"), x["file"]))
@@ -63,7 +58,7 @@ def head(course, here, name):
     if "script" in page:
         script = Path(page["script"]).name
         words.append(f"script [{script}]({script})")
-    deck = f"{day_of(page)}.pdf"
+    deck = f"{page['day']}.pdf"
     words.append(f"slides [{deck}](../slides/{deck})")
     return f"{links}\n{' · '.join(words)}\n"
 
@@ -72,7 +67,7 @@ def lessons(course, here, day):
     """Return the table of the pages of a day, or beyond."""
     rows = []
     for x in course.pages:
-        if day_of(x) == day:
+        if x["day"] == day:
             name = link(title_of(x), x["file"], here)
             rows.append([name, x["idea"], str(x.get("minutes", ""))])
     return table(["page", "the one idea", "minutes"], rows)
@@ -107,7 +102,8 @@ def timetable(course, here, day):
 
 def exercises(course, here, where):
     """Return the exercises of a lesson or of a day, with the command that checks the first."""
-    chosen = [x for x in course.exercises.values() if where in (x["lesson"], day_of(x))]
+    every = course.exercises.values()
+    chosen = [x for x in every if where == x["lesson"] or x["file"].startswith(f"{where}/")]
     if not chosen:
         return "This lesson has no exercise that checks itself.\n"
     rows = []

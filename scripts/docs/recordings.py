@@ -36,16 +36,11 @@ def note(command, result, machine, folder):
     }
 
 
-def write_record(kind, notes, order):
-    """Put notes, {lesson id: note}, into the record of a kind of machine. Return its path.
-
-    What it has of other lessons stays. order has the ids of all lessons.
-    """
+def write_record(kind, notes):
+    """Put notes, {lesson id: note}, into the record of a kind of machine. Return its path."""
     path = RECORDS / f"{kind}.json"
     known = json.loads(path.read_text()) if path.exists() else {}
-    known |= notes
-    in_order = {name: known[name] for name in order if name in known}
-    path.write_text(json.dumps(in_order, indent=1) + "\n")
+    path.write_text(json.dumps(known | notes, indent=1) + "\n")
     return path
 
 
@@ -67,9 +62,8 @@ def nodes_of_allocation():
 
 def measured(course, page):
     """Return the table of what each lesson showed, with a column for each kind of machine."""
-    recorded = set()
-    for record in course.records.values():
-        recorded |= {(x["recorded"], x["on"]) for x in record.values()}
+    notes = [x for record in course.records.values() for x in record.values()]
+    recorded = {(x["recorded"], x["on"]) for x in notes}
     command = "`python scripts/update_docs.py --record`"
     lines = [f"Recorded on {date} with {command}: {on}." for date, on in sorted(recorded)]
     rows = [[name] for name in course.lessons]

@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 
 from course.lists import ROOT
-from docs.pages import DECKS, day_of, parts_of, table
+from docs.pages import DECKS, parts_of, table
 from docs.recordings import SHOWN
 
 WIDTH = 69  # characters of a command or a proof that fit on a slide
@@ -35,13 +35,10 @@ def output(course, page, name, *begins):
 
 def places(lines, begins):
     """Return where the lines are that begin with one of these texts; each text must begin one."""
-    found = []
+    lines = [line.strip() for line in lines]
     for text in begins:
-        those = [i for i, line in enumerate(lines) if line.strip().startswith(text)]
-        if not those:
-            raise KeyError(text)
-        found += those
-    return sorted(set(found))
+        next(line for line in lines if line.startswith(text))
+    return [i for i, line in enumerate(lines) if line.startswith(tuple(begins))]
 
 
 def highlighted(markdown, begins):
@@ -75,7 +72,7 @@ def here(course, page, name):
     named = {x.get("id") or Path(x["file"]).stem: x for x in course.pages if "topic" in x}
     words = []
     for other, x in named.items():
-        if day_of(x) == day_of(named[name]):
+        if x["day"] == named[name]["day"]:
             word = f"{other} {x['topic']}" if other.isdigit() else x["topic"]
             words.append(f"**{word}**" if other == name else word)
     return f'<!-- _footer: "{" · ".join(words)}" -->\n'
