@@ -34,7 +34,7 @@ def run(lesson, **options):
     # From any folder. A path that is absolute already stays as it is.
     arguments = [ROOT / x if x == lesson["file"] else x for x in arguments]
     env = {**os.environ, "PYTHON": sys.executable}  # for the launcher
-    with Job([*begin, *arguments], lesson.get("limit", 1200), env=env, **options) as job:
+    with Job([*begin, *arguments], lesson.get("limit", 600), env=env, **options) as job:
         for line in job.lines():
             print(f"   {line}", end="", flush=True)
     for process in job.left:
