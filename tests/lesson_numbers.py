@@ -76,26 +76,15 @@ def check_saved_model(output, ranks, folder):
 
 
 def check_timing(output, ranks, folder):
-    """Each setting has its batch; ms/step, s/epoch and images/s are the same time."""
-    row = r"^(\w.*?)" + r" +([\d,.]+)" * 5 + r" +([\d.]+) \(([\d.]+) to ([\d.]+)\)$"
-    share = 50 // ranks
-    whole = share * ranks
-    expected = {
-        "one process": [whole, whole],
-        "one process, all cores": [whole, whole],
-        "weak scaling": [whole, whole * ranks],
-        "strong scaling": [share, whole],
-    }
-    if "device: cpu" not in output:
-        del expected["one process, all cores"]  # a GPU has no such row
-    sizes = {}
-    for name, *numbers in re.findall(row, output, re.M):
-        batch, together, milliseconds, epoch, speed, median, lowest, highest = map(number, numbers)
-        sizes[name] = [batch, together]
+    """In each row ms/step, s/epoch and images/s are the same time."""
+    row = r"^\w.*?" + r" +([\d,.]+)" * 5 + r" +([\d.]+) \(([\d.]+) to ([\d.]+)\)$"
+    rows = re.findall(row, output, re.M)
+    assert len(rows) == (4 if "device: cpu" in output else 3)  # a GPU has no row of all cores
+    for numbers in rows:
+        _, together, milliseconds, epoch, speed, median, lowest, highest = map(number, numbers)
         assert epoch * speed == pytest.approx(60_000, rel=0.02)
         assert milliseconds * speed == pytest.approx(1000 * together, rel=0.02)
         assert lowest <= median <= highest
-    assert sizes == expected
 
 
 def check_gap(output, ranks, folder):

@@ -136,14 +136,6 @@ def test_ctrl_c_at_a_terminal_ends_runner_and_lesson(stand_ins, tmp_path):
     assert job.trouble == "exit status 130"
 
 
-def test_where_the_user_cannot_write_one_sentence_says_so(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(os, "access", lambda path, mode: path != ".")
-    monkeypatch.setattr(sys, "argv", ["run_course.py", "0"])
-    with pytest.raises(SystemExit, match=r"^You cannot write to /.* Go to a folder of your own: /"):
-        run_course.main()
-
-
 # ---- the report
 
 

@@ -1,6 +1,5 @@
 """Lessons 15 and 17: what a library does, with Accelerate and with FSDP2, is what DDP does."""
 
-import json
 import os
 import re
 import shutil
@@ -8,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import ALONE, LESSONS, ROOT, once, proof_of, proves, refusal, run
+from helpers import LESSONS, ROOT, once, proof_of, proves, run
 from mutants import assert_disproved, run_mutant, write_mutant
 from ranks import run_ranks, skip_what_cannot_run
 
@@ -83,25 +82,6 @@ def test_weights_without_adams_states_do_not_go_on_where_they_stopped(four, tmp_
     output = run_mutant("17", change, 1, "--resume", cwd=tmp_path)
     says = r"^=> 1 ranks go on where 4 stopped, losses within \S+ \(limit 1e-05\): WRONG$"
     assert_disproved(output, says)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "sentence"),
-    [
-        (1, f"{CHECKPOINT} holds no checkpoint: run the lesson without"),
-        (3, "32 pieces a step cannot be divided evenly by 3"),
-    ],
-)
-def test_a_checkpoint_that_cannot_be_resumed_gets_one_sentence(
-    ranks, sentence, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    if ranks > 1:
-        CHECKPOINT.mkdir(parents=True)
-        (CHECKPOINT / "notes.json").write_text(json.dumps({"batch": 32}))
-    status, output = refusal("17", "--resume", env=ALONE | {"WORLD_SIZE": str(ranks)})
-    assert status == 2
-    assert f"error: {sentence}" in output.strip().splitlines()[-1]
 
 
 def test_a_torch_that_cannot_shard_is_refused(tmp_path):

@@ -136,17 +136,6 @@ def test_the_order_is_shuffled_unless_told_otherwise(tmp_path):
 # Training from it
 
 
-def test_damage_inside_a_chunk_is_noticed(mnist_file, tmp_path):
-    path = tmp_path / "damaged.h5"
-    content = bytearray(mnist_file.read_bytes())
-    content[len(content) // 20] ^= 1
-    path.write_bytes(content)
-    few = ("--file", path, "--epochs", 1, "--no-shuffle", "--stream-only")
-    status, output = run_ranks(1, LESSON, *few, cwd=tmp_path)
-    assert status == 1
-    assert "OSError: Can't synchronously read data (filter returned failure during read)" in output
-
-
 @FULL
 def test_memory_does_not_grow_with_the_file(mnist_file, tmp_path):
     large = tmp_path / "large.h5"

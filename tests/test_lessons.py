@@ -25,7 +25,7 @@ from short import FEW, ONE_PROCESS, arguments_of
 
 full = pytest.mark.full
 
-# ---------------------------------------------------------------- each lesson, short
+# Each lesson, short
 
 # A torch that was built without CUDA: the stand-in answers for it.
 NO_CUDA = {"PYTHONPATH": str(ROOT / "tests" / "gpu"), "STANDIN_KIND": "none"}
@@ -93,7 +93,7 @@ def kinds_of_lines(output):
     return {line for line in lines if not re.match(r"[WE]#", line)}
 
 
-# ---------------------------------------------------------------- the chain of equal losses
+# The chain of equal losses
 
 # Lessons that train on the same global batches of 84 images as lesson 2: their options, and how
 # many of its losses they give. {share} is a rank's part of a batch. 84 = 3 x 4 x 7.

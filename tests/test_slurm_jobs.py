@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -91,12 +90,6 @@ def test_a_copy_of_the_script_in_the_course_and_elsewhere(slurm, tmp_path):
     job = BatchJob(slurm, tmp_path / SCRIPT.name, cwd=tmp_path)
     assert job.wait() == "FAILED"
     assert "sbatch_run.sh is not in the folder scripts of the course: submit it" in job.log()
-
-
-def test_outside_a_job_the_script_says_how_it_is_used():
-    done = subprocess.run([SCRIPT], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "Usage: sbatch " in done.stdout
 
 
 @pytest.mark.full
