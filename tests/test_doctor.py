@@ -83,7 +83,8 @@ def test_a_rank_that_hangs_or_dies_is_named(what, tmp_path):
     env = plant(tmp_path, what)
     status, output, problems = diagnose("--local", "2", cwd=tmp_path, env=env)
     assert status == 1
-    assert problems["answers"].startswith("rank 1 gave none; answers came from imitated node 0.")
+    # Where it dies, the launcher names it and may end the other before that one has answered.
+    assert re.match(r"rank (0, )?1 gave none; answers came from ", problems["answers"])
     assert "\n=> not ready: " in output
 
 
