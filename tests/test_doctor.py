@@ -3,9 +3,7 @@
 import os
 import re
 import shutil
-import socket
 import sys
-import types
 from importlib.metadata import version
 from pathlib import Path
 
@@ -30,10 +28,10 @@ def diagnose(*arguments, cwd, command=DOCTOR, env=None):
 def test_all_is_well_on_imitated_nodes(tmp_path):
     status, output, problems = diagnose("--local", "2x2", cwd=tmp_path)
     assert (status, problems) == (0, {}), output
-    assert len(re.findall(r"^ok   ", output, re.M)) == 10
-    assert output.endswith("\n=> ready: 10 checks ok, 4 ranks\n")
+    assert len(re.findall(r"^ok   ", output, re.M)) == 9
+    assert output.endswith("\n=> ready: 9 checks ok, 4 ranks\n")
     assert f", h5py {version('h5py')}, " in output
-    assert re.search(r"^ok   all_reduce: 5 times 4 MB in \d.* MB/s, gloo, cpu$", output, re.M)
+    assert re.search(r"^ok   all_reduce: 4 MB at \d.* MB/s, gloo, cpu$", output, re.M)
 
 
 # Is imported by every Python before all else; takes effect on rank 1.
@@ -85,26 +83,16 @@ def test_a_rank_that_hangs_or_dies_is_named(what, tmp_path):
     env = plant(tmp_path, what)
     status, output, problems = diagnose("--local", "2", cwd=tmp_path, env=env)
     assert status == 1
-    assert "answers" in problems
-    assert "rank 1 on imitated node 1" in output
+    # Where it dies, the launcher names it and may end the other before that one has answered.
+    assert re.match(r"rank (0, )?1 gave none; answers came from ", problems["answers"])
     assert "\n=> not ready: " in output
 
 
-def test_a_port_in_use_gets_one_sentence(tmp_path):
-    with socket.create_server(("", 0)) as server:
-        port = server.getsockname()[1]
-        env = {"MASTER_PORT": str(port)}
-        status, _, problems = diagnose("--local", "1", cwd=tmp_path, env=env)
-    assert status == 1
-    assert problems["meeting point"].endswith(" Choose another port: export MASTER_PORT=29501")
-
-
-@pytest.mark.parametrize("arguments", [("--no-such-option",), ("--local",), ("--local", "0"), ()])
+@pytest.mark.parametrize("arguments", [("--no-such-option",), ("--local", "0"), ()])
 def test_where_it_cannot_start_it_says_why(arguments, tmp_path):
     env = {name: "" for name in os.environ if name.startswith("SLURM_")}
     status, output, _ = diagnose(*arguments, cwd=tmp_path, env=env)
     assert status == 1
-    assert "Traceback" not in output
     assert len(output.splitlines()) == 1
 
 
@@ -125,19 +113,11 @@ def test_a_rank_says_what_is_wrong_with_its_machine(tmp_path, monkeypatch):
     assert rank.check_cpus().startswith("1, although 4 were asked for. See --cpu-bind")
     monkeypatch.setattr(rank, "SHM", 2**60)
     assert "MB free. Remove" in rank.check_shm()
-    (tmp_path / "mlx5_0").touch()
-    monkeypatch.setattr(rank.resource, "getrlimit", lambda _: (2**23, 2**23))
-    monkeypatch.setattr(rank.gpus, "has_gpus", lambda: True)
-    assert rank.check_lockable(tmp_path) == "", "it needs no InfiniBand"
-    monkeypatch.setattr(rank, "WORLD_SIZE", 2)
-    assert rank.check_lockable(tmp_path).startswith("only 8 MB, too little for InfiniBand. Ask")
 
 
 # The checks of all ranks together, with facts that are made up.
 
 VERSIONS = {"Python": "3.11.7", "torch": "2.15.0", "h5py": "3.16.0"}
-OLD = {**VERSIONS, "torch": "2.5.1"}
-BROKEN = {**VERSIONS, "h5py": "not usable (ImportError: libhdf5.so)"}
 
 
 def facts_of(number, **changes):
@@ -147,7 +127,6 @@ def facts_of(number, **changes):
         "node": f"node{number + 1}",
         "local_rank": 0,
         "checks": {"CPUs": ("enough", "")},
-        "needed": {"Python": "3.11", "torch": "2.6", "h5py": ""},
         "versions": VERSIONS,
         "has_gpus": True,
         "built": True,
@@ -155,14 +134,14 @@ def facts_of(number, **changes):
         "backend": "nccl",
         "met": True,
         "where": "node1 is 10.0.0.1 there, the interface eth0 (of lo, eth0)",
-        "speed": "5 times 4 MB",
+        "speed": "4 MB at 100 MB/s",
         **changes,
     }
 
 
 def problems_of(*ranks):
-    """Return {check: what it says is wrong} of ranks that should be on node1 and node2."""
-    found = table.make_table(["node1", "node2"], list(ranks))
+    """Return {check: what it says is wrong} of two ranks."""
+    found = table.make_table(2, list(ranks))
     return {name: problem for name, _, problem in found if problem}
 
 
@@ -173,9 +152,7 @@ TIMED_OUT = {"met": False, "error": "timed out after 20 s"}
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
-        ("versions", {"versions": OLD}, "torch 2.15.0 on node1; 2.5.1 on node2. Version 2.6 or"),
         ("versions", {"versions": {**VERSIONS, "torch": "2.7.0"}}, "2.7.0 on node2. Use one envir"),
-        ("versions", {"versions": BROKEN}, "not usable (ImportError: libhdf5.so) on node2. Use"),
         ("GPUs", {"gpus": []}, "torch sees none on node2, which has some. Ask for them"),
         ("GPUs", {"gpus": [], "built": False}, "on node2 is for CPUs only, and there are GPUs."),
         ("GPUs", {"backend": "gloo", "gpus": [], "has_gpus": False}, "nccl on node1; gloo on node"),
@@ -194,80 +171,32 @@ def test_what_is_no_fault_is_not_called_one():
     assert problems_of(facts_of(0), facts_of(1)) == {}
     none = {"gpus": [], "has_gpus": False, "backend": "gloo"}
     assert problems_of(facts_of(0, **none), facts_of(1, **none)) == {}
-    # Nodes with unequal numbers of GPUs, each with a rank of its own; and a GPU that ranks share.
+    # Nodes with unequal numbers of GPUs, each with a rank of its own.
     ranks = [facts_of(0, gpus=["a", "b"]), facts_of(1, **SAME, gpus=["a", "b"])]
     ranks.append(facts_of(2, node="node2", gpus=["c"]))
     assert table.check_gpus(ranks)[0] == "2, 1 on the nodes, a different one for each rank"
-    shared = {"gpus": ["a"], "backend": "gloo"}
-    ranks = [facts_of(0, **shared), facts_of(1, **SAME, **shared)]
-    assert table.check_gpus(ranks)[0] == "1 on the nodes, shared by ranks through gloo: slow"
-
-
-def test_gloo_is_named_where_each_rank_has_a_gpu_of_its_own():
-    """Slurm shows each task one GPU, and does not say how many the node has."""
-    ranks = [facts_of(0, gpus=["a"], backend="gloo"), facts_of(1, gpus=["b"], backend="gloo")]
-    ranks[1].update(SAME)
-    problem = table.check_gpus(ranks)[1]
-    assert "ranks 0, 1 on node1 has its own, but they would talk through gloo" in problem
-    assert problem.endswith("export SLURM_GPUS_ON_NODE=2")
-
-
-def test_ranks_that_do_not_answer_are_looked_for_on_their_nodes():
-    nodes = table.expand_nodes("node1 node2 node3", "3 2 2", "7")
-    came = [facts_of(number) for number in range(7) if number not in (2, 5)]
-    problem = table.check_answers(nodes, came)[1]
-    assert problem.startswith("rank 2, 5 on node1, node3 gave none. ")
 
 
 # Nodes of a real Slurm.
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    """A Slurm cluster of two nodes, in which a test may plant a fault."""
+@pytest.mark.full
+def test_a_firewall_between_nodes_is_found(tmp_path):
+    """Only the port at which the ranks meet is open, as MASTER_PORT alone was asked for."""
     slurm = bring_up(2, Path(f"/run/doctor-test-{os.getpid()}"))
+    pid = (slurm.folder / "node1.pid").read_text().strip()
+    on_node1 = ["nsenter", "--target", pid, "--net", "ip", "rule", "add"]
     salloc = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1", "--time=5"]
-    shell = [ROOT / "scripts" / "local_slurm.sh", "shell", "env"]
-
-    def on_nodes(cwd, **variables):
-        settings = [f"{name}={value}" for name, value in variables.items()]
-        command = [*shell, f"PYTHON={sys.executable}", *settings, *salloc, DOCTOR]
-        status, output = run(command, 120, cwd, slurm.env)
-        return status, output, dict(re.findall(r"^FAIL (.*?): (.*)$", output, re.M))
-
-    def inside(node, *command):
-        """Run a command with the network of one node."""
-        pid = (slurm.folder / f"node{node}.pid").read_text().strip()
-        status, output = run(["nsenter", "--target", pid, "--net", *command], 10, ROOT, None)
-        assert status == 0, output
-
-    yield types.SimpleNamespace(on_nodes=on_nodes, inside=inside)
-    slurm.call("down")
-
-
-@pytest.mark.full
-def test_all_is_well_on_the_nodes_of_a_cluster(cluster, tmp_path):
-    status, output, problems = cluster.on_nodes(tmp_path)
-    assert (status, problems) == (0, {}), output
-    assert output.endswith("\n=> ready: 10 checks ok, 2 ranks\n")
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("ports", "name"),
-    [(["29555"], "meeting point"), (["1024-29554", "29556-65000"], "all_reduce")],
-)
-def test_a_firewall_between_nodes_is_found(ports, name, cluster, tmp_path):
-    # What node 1 answers from these ports is dropped, as a firewall does it.
-    rules = [f"to 10.77.0.2 ipproto tcp sport {port} blackhole".split() for port in ports]
-    for rule in rules:
-        cluster.inside(1, "ip", "rule", "add", *rule)
+    settings = [f"PYTHON={sys.executable}", "MASTER_PORT=29555"]
+    command = [ROOT / "scripts" / "local_slurm.sh", "shell", "env", *settings, *salloc, DOCTOR]
     try:
-        status, output, problems = cluster.on_nodes(tmp_path, MASTER_PORT="29555")
+        for ports in ("1024-29554", "29556-65000"):
+            rule = f"to 10.77.0.2 ipproto tcp sport {ports} blackhole".split()
+            assert run([*on_node1, *rule], 10, ROOT, None) == (0, "")
+        status, output = run(command, 120, tmp_path, slurm.env)
     finally:
-        for rule in rules:
-            cluster.inside(1, "ip", "rule", "delete", *rule)
+        slurm.call("down")
     assert status == 1
-    assert set(problems) == {name}, output
-    assert " on node2: " in problems[name] or name == "all_reduce"
-    assert "node1 is 10.77.0.1 there, the interface eth0" in problems[name]
+    assert len(re.findall("^FAIL", output, re.M)) == 1, output
+    assert "FAIL all_reduce: " in output
+    assert "node1 is 10.77.0.1 there, the interface eth0" in output

@@ -12,29 +12,16 @@ With --torch, .venv-torch-VERSION has that torch, whatever the site has.
 each of the site's packages that stay, such as torch==2.6.0.
 """
 
-import os
-import re
-import sys
-
-if sys.version_info < (3, 11):  # noqa: UP036, it may be any Python that is active
-    todo = "Name a newer one: PYTHON=python3.12"
-    sys.exit(f"Python 3.11 or newer is needed; this one is {sys.version.split()[0]}. {todo}")
-
 import argparse
+import os
 import subprocess
-from importlib.metadata import PackageNotFoundError, requires, version
+import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-# torch>=2.6, or: viztracer; python_version < "3.15"
-REQUIREMENT = r'^([\w.-]+)((?:>=[\d.]+)?)(?:; python_version < "3\.(\d+)")?$'
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the rooms
 
-
-def read_requirements(file):
-    """Return what this Python needs, {distribution: ">=2.6", or ""}."""
-    found = re.findall(REQUIREMENT, (ROOT / file).read_text(), re.M)
-    minor = sys.version_info.minor
-    return {name: oldest for name, oldest, before in found if minor < int(before or 99)}
+from course.lists import ROOT, is_older, read_requirements
 
 
 def installed(name):
@@ -45,51 +32,25 @@ def installed(name):
         return ""
 
 
-def numbers(text):
-    """Return the first version in a text as a tuple: 2.6.0a0+site is (2, 6, 0)."""
-    found = re.search(r"\d+(\.\d+)*", text)
-    return tuple(int(number) for number in found[0].split(".")) if found else ()
-
-
 def lacks(name, oldest):
-    """Return whether a distribution is missing or too old. 2.6.0a0+site is not older than 2.6."""
+    """Return whether a distribution is missing or too old."""
     found = installed(name)
-    return not found or numbers(found) < numbers(oldest)
+    return not found or is_older(found, oldest)
 
 
-def check_torch(oldest):
-    """Exit with a message if the torch of a site is too old, or its torchvision is for another."""
-    here = f"this environment has {installed('torch')}"
-    if lacks("torch", oldest):
-        todo = "Load a newer module, or leave it: deactivate"
-        sys.exit(f"torch {oldest.strip('>=')} or newer is needed; {here}. {todo}")
-    needed = "\n".join(requires("torchvision") or ()) if installed("torchvision") else ""
-    # As in: torch (==2.6.0), or: torch>=2.14.0
-    for sign, wanted in re.findall(r"^torch ?\(?(==|>=)([\d.]+)", needed, re.M):
-        same = numbers(installed("torch")) == numbers(wanted)
-        if not same and (sign == "==" or lacks("torch", wanted)):
-            made_for = f"torchvision {installed('torchvision')} is made for torch{sign}{wanted}"
-            sys.exit(f"{made_for}; {here}. Install both again, together.")
-
-
-def make(venv, made_from, lacking):
+def make(venv, made_from):
     """Make an environment. If a site's torch stays, it sees the packages of the active one."""
     kept = " and ".join(made_from[1:])
-    what = f"what the active Python lacks: {lacking}. Kept: {kept}."
-    if not kept:
-        index = os.environ.get("TORCH_INDEX") or "PyPI"
-        what = f"torch from {index} and all else that is needed: a few minutes, several GB."
-    print(f"Making {venv.name} with {what}", flush=True)
+    what = f"{kept} of the active Python stays." if kept else "It takes minutes, and several GB."
+    print(f"Making {venv.name}. {what}", flush=True)
     if subprocess.run([sys.executable, "-m", "venv", "--clear", venv]).returncode:
         todo = "Activate an environment that has them, or copy the course to a folder of your own."
         why = f"{venv} cannot be made, as the line above says"
         sys.exit(f"Packages of requirements.txt are missing, and {why}. {todo}")
     if kept:
-        of_a_module = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # seen while it is loaded
         seen = [folder for folder in sys.path if folder.endswith("-packages")]
-        lines = [folder for folder in seen if folder not in of_a_module]
         [packages] = venv.glob("lib/python3*/site-packages")
-        (packages / "active-environment.pth").write_text("\n".join([*lines, ""]))
+        (packages / "active-environment.pth").write_text("\n".join([*seen, ""]))
     (venv / "made-from").write_text("\n".join([*made_from, ""]))
 
 
@@ -122,21 +83,22 @@ def choose_environment(venv, needed, own_torch):
     inside = venv.exists() and venv.samefile(sys.prefix)
     names = ("torch", "torchvision") if installed("torch") and not own_torch else ()
     kept = [f"{name}=={installed(name)}" for name in names if installed(name)]
-    if kept and not inside:
-        check_torch(needed["torch"])
+    if kept and not inside and lacks("torch", needed["torch"]):
+        here = f"this environment has {installed('torch')}"
+        todo = "Load a newer module, or leave it: deactivate"
+        sys.exit(f"torch {needed['torch'].strip('>=')} or newer is needed; {here}. {todo}")
     if not lacking and (inside or not own_torch):
         return
-    lost = made_from[1:] and not installed("torch")
-    wanted = made_from if inside else [f"{sys.prefix} {sys.version}", *kept]
-    if lost or (made_from and made_from != wanted):
-        text = f"{venv} was made for an environment that is not active now: {', '.join(made_from)}"
-        todo = f"Activate that one first, for example with module load, or delete {venv}."
-        sys.exit(f"{text}. {todo}")
     if inside:
         install(needed, lacking, made_from[1:])
         return
+    wanted = [f"{sys.prefix} {sys.version}", *kept]
+    if made_from and made_from != wanted:
+        text = f"{venv} was made for an environment that is not active now: {', '.join(made_from)}"
+        todo = f"Activate that one first, for example with module load, or delete {venv}."
+        sys.exit(f"{text}. {todo}")
     if not made_from:
-        make(venv, wanted, lacking)
+        make(venv, wanted)
     python = str(venv / "bin" / "python")  # there, the rest is installed
     os.execv(python, [python, *sys.argv])
 

@@ -1,12 +1,21 @@
-"""The course as its two lists name it, course.toml and exercises.toml. Needs no package."""
+"""The course as its lists name it, requirements.txt among them. Needs no package."""
+
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036, it may be any Python that is active
+    todo = "Name a newer one: PYTHON=python3.12"
+    sys.exit(f"Python 3.11 or newer is needed; this one is {sys.version.split()[0]}. {todo}")
 
 import importlib.util
+import re
 import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts"
 LAUNCHER = "scripts/multinode_setup_and_run.sh"
+# torch>=2.6, or: viztracer; python_version < "3.15"
+REQUIREMENT = r'^([\w.-]+)((?:>=[\d.]+)?)(?:; python_version < "3\.(\d+)")?$'
 
 
 def read_course(file=SCRIPTS / "course.toml"):
@@ -51,6 +60,20 @@ def read_pages():
     for page in pages:
         page["day"] = taught.get(page.get("id", page["file"]), "beyond")
     return pages
+
+
+def read_requirements(file="requirements.txt"):
+    """Return what this Python needs, {distribution: ">=2.6", or ""}."""
+    found = re.findall(REQUIREMENT, (ROOT / file).read_text(), re.M)
+    minor = sys.version_info.minor
+    return {name: oldest for name, oldest, before in found if minor < int(before or 99)}
+
+
+def is_older(version, oldest):
+    """Return whether a version is before ">=2.6" or "==2.6". 2.6.0a0+site is not."""
+    both = [re.search(r"[\d.]*\d|$", text)[0].split(".") for text in (version, oldest)]
+    found, wanted = [[int(number or 0) for number in numbers] for numbers in both]
+    return found < wanted
 
 
 def load(file):

@@ -13,7 +13,6 @@ import json
 import os
 import platform
 import re
-import resource
 import runpy
 import shutil
 import signal
@@ -26,15 +25,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the rooms beside this one
 
+from course.lists import ROOT, is_older, read_requirements
 from launcher import gpus
 
-ROOT = Path(__file__).resolve().parents[2]
 SHM = 32 * 2**20  # bytes of /dev/shm for each rank
-LOCKABLE = 2**30  # bytes that InfiniBand cards may keep in memory; NCCL's manual: without limit
 SECONDS = 20  # to wait for the other ranks, and again for an all_reduce
-NUMBERS, TIMES = 1_000_000, 5  # in one all_reduce, 4 bytes each; how many of them
-# torch>=2.6, or: viztracer; python_version < "3.15"
-REQUIREMENT = r'^([\w.-]+)(?:>=([\d.]+))?(?:; python_version < "3\.(\d+)")?$'
+NUMBERS = 1_000_000  # in an all_reduce, 4 bytes each
 
 
 def number(variable, default=0):
@@ -58,22 +54,18 @@ def tell(**facts):
     sys.stdout.flush()
 
 
-def read_requirements():
-    """Return what requirements.txt asks of this Python, {distribution: oldest version or ""}."""
-    found = re.findall(REQUIREMENT, (ROOT / "requirements.txt").read_text(), re.M)
-    minor = sys.version_info.minor
-    return {name: oldest for name, oldest, before in found if minor < int(before or 99)}
-
-
-def import_all(names):
-    """Import packages of requirements.txt. Return their versions, or why there is none."""
-    versions = {}
+def find_versions(names):
+    """Import packages of requirements.txt. Return their versions, or why they are not usable."""
+    versions = {"Python": platform.python_version()}
+    needed = read_requirements()
     for name in names:
         try:
             module = importlib.import_module(name.replace("-", "_"))
             # What torch says itself tells more: which CUDA it was built for.
             torch = name in ("torch", "torchvision")
-            versions[name] = module.__version__ if torch else metadata.version(name)
+            version = module.__version__ if torch else metadata.version(name)
+            old = is_older(version, needed[name])
+            versions[name] = f"too old ({version}, not {needed[name]})" if old else version
         except Exception as error:  # whatever a broken package raises
             words = (str(error).strip().splitlines() or [""])[-1]
             versions[name] = f"not usable ({type(error).__name__}: {words})"
@@ -90,13 +82,11 @@ def find_facts(token):
         "shared files": ("every node sees this folder", check_files(token)),
         "data": ("MNIST is there on every node", check_data()),
         "/dev/shm": ("room enough on every node", check_shm()),
-        "locked memory": ("enough, or no InfiniBand that needs it", check_lockable()),
     }
     return {
         "local_rank": LOCAL_RANK,
         "checks": checks,
-        "needed": {"Python": "3.11", **read_requirements()},
-        "versions": {"Python": platform.python_version(), **import_all(["torch"])},
+        "versions": find_versions(["torch"]),
         "has_gpus": gpus.has_gpus(),
         **find_gpus(),
     }
@@ -145,16 +135,6 @@ def check_shm():
         return ""
     todo = "Remove what lies there; in a container: --shm-size=1g"
     return f"less than {wanted / 2**20:,.0f} MB free. {todo}"
-
-
-def check_lockable(cards=Path("/sys/class/infiniband")):
-    """Check that InfiniBand cards may keep enough in memory (nccl-tests#206)."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)  # bytes; -1: no limit
-    needed = not IMITATED and WORLD_SIZE > LOCAL_WORLD_SIZE and any(cards.glob("*"))
-    if not needed or limit < 0 or limit >= LOCKABLE or not gpus.has_gpus():
-        return ""
-    todo = "Ask your site for: ulimit -l unlimited"
-    return f"only {limit / 2**20:,.0f} MB, too little for InfiniBand. {todo}"
 
 
 def find_gpus():
@@ -220,18 +200,16 @@ def where():
 
 
 def reduce_all(torch, device):
-    """Repeat an all_reduce. Return how fast it is."""
+    """Return how fast an all_reduce is."""
     tensor = torch.full((NUMBERS,), float(RANK), device=device)
     torch.distributed.all_reduce(tensor)  # sets up connections: not timed
     if tensor[0].item() != sum(range(WORLD_SIZE)):
         raise RuntimeError("the sum is wrong")
     begin = time.perf_counter()
-    for _ in range(TIMES):
-        torch.distributed.all_reduce(tensor)
+    torch.distributed.all_reduce(tensor)
     tensor[0].item()  # waits until a GPU is done
     seconds = time.perf_counter() - begin
-    speed = f"{NUMBERS * 4 * TIMES / seconds / 1e6:,.0f} MB/s"
-    return f"{TIMES} times 4 MB in {seconds:.2f} s, {speed}"
+    return f"4 MB at {NUMBERS * 4 / seconds / 1e6:,.0f} MB/s"
 
 
 if __name__ == "__main__":
@@ -240,5 +218,5 @@ if __name__ == "__main__":
     tell(**find_facts(sys.argv[1]))
     tell(**meet())
     if LOCAL_RANK == 0:  # imports take long, so one rank of a node does these
-        tell(others=import_all(read_requirements()))
+        tell(versions=find_versions(read_requirements()))
     os._exit(0)  # without waiting for the threads of a broken process group

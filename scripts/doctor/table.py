@@ -40,35 +40,21 @@ def check_each(name, ranks):
 
 
 def check_version(name, ranks):
-    """Check that one package is usable, new enough and the same on all nodes."""
+    """Check that one package is usable and the same on all nodes."""
     looked = [rank for rank in ranks if name in rank["versions"]]
     groups = grouped(looked, lambda rank: rank["versions"][name])
-    oldest = ranks[0]["needed"][name]
+    if len(groups) == 1 and next(iter(groups))[:1].isdigit():
+        return f"{name} {some(groups)}", ""
     text = "; ".join(f"{version} {on(group)}" for version, group in groups.items())
-    if not all(version[:1].isdigit() for version in groups):
-        todo = "Use one environment for all nodes, with all of requirements.txt"
-        return "", f"{name} {text}. {todo}. If it was only slow, try again"
-    if any(numbers(version) < numbers(oldest) for version in groups):
-        return "", f"{name} {text}. Version {oldest} or newer is needed"
-    if len(groups) > 1:
-        return "", f"{name} {text}. Use one environment for all nodes, on a disk they share"
-    return f"{name} {some(groups)}", ""
-
-
-def numbers(version):
-    """Return the first two numbers of a version, to compare it: 2.6.0+cu124 is (2, 6)."""
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    todo = "Use one environment for all nodes, on a disk they share, with all of requirements.txt"
+    return "", f"{name} {text}. {todo}"
 
 
 def check_versions(ranks):
     """Check Python and all packages of requirements.txt."""
-    seen = {name for rank in ranks for name in rank["versions"]}  # others may have come too late
-    found = {name: check_version(name, ranks) for name in ranks[0]["needed"] if name in seen}
-    bad = [name for name, (_, problem) in found.items() if problem]
-    if not bad:
-        return ", ".join(fine for fine, _ in found.values()), ""
-    others = f". Not well either: {some(bad[1:])}" if bad[1:] else ""
-    return "", found[bad[0]][1] + others
+    found = [check_version(name, ranks) for name in ranks[0]["versions"]]
+    problems = [problem for _, problem in found if problem]
+    return ", ".join(fine for fine, _ in found), "".join(problems[:1])
 
 
 def check_gpus(ranks):
@@ -83,16 +69,15 @@ def check_gpus(ranks):
         return "", f"torch sees none {on(blind)}, which has some. {todo} and day2/SITES.md"
     nodes = grouped(ranks, lambda rank: rank["node"]).values()
     problems = [problem for problem in map(problem_of_node, nodes) if problem]
+    if problems:
+        return "", problems[0]
     backends = grouped(ranks, lambda rank: rank["backend"])
     if len(backends) > 1:
         text = "; ".join(f"{backend} {on(group)}" for backend, group in backends.items())
-        problems.append(f"ranks would talk through {text}. Ask for as many on each node")
-    if problems:
-        return "", problems[0]
+        return "", f"ranks would talk through {text}. Ask for as many on each node"
     if not any(rank["gpus"] for rank in ranks):
         return "none, the ranks use the CPU", ""
-    shared = "gloo" in backends
-    how = "shared by ranks through gloo: slow" if shared else "a different one for each rank"
+    how = "ranks talk through gloo: slow" if "gloo" in backends else "a different one for each rank"
     return f"{', '.join(str(len(gpus_of(group))) for group in nodes)} on the nodes, {how}", ""
 
 
@@ -107,10 +92,6 @@ def problem_of_node(group):
     used = {r["gpus"][r["local_rank"] % len(r["gpus"])] for r in group if r["gpus"]}
     if len(used) < min(len(group), len(gpus_of(group))):
         return f"{who} use only {some(used)}. Let each see all of its node: --gpus-per-node alone"
-    if len(used) == len(group) and all(rank["backend"] == "gloo" for rank in group):
-        text = f"each of {who} has its own, but they would talk through gloo, which is slow"
-        todo = f"export SLURM_GPUS_ON_NODE={len(group)}"
-        return f"{text}. If Slurm does not say how many GPUs a node has: {todo}"
     return ""
 
 
@@ -120,11 +101,8 @@ def problem_of_node(group):
 def check_meeting(ranks):
     """Check that all ranks reached the first one."""
     apart = [rank for rank in ranks if not rank.get("met")]
-    in_use = [rank for rank in apart if "in use" in rank.get("error", "")]
-    if in_use:
-        return "", f"{in_use[0]['error']}. Choose another port: export MASTER_PORT=29501"
     # The first rank waits for the others. It only says that they did not come.
-    todo = "Look at /etc/hosts there, at the firewall, and at the interface"
+    todo = "Look at /etc/hosts there, the firewall, the interface, and MASTER_PORT"
     problem = what_they_say([rank for rank in apart if rank["rank"]] or apart, todo)
     return f"{len(ranks)} ranks have met", problem
 
@@ -148,49 +126,36 @@ def what_they_say(ranks, todo):
 # The table.
 
 
-def check_answers(nodes, ranks):
-    """Check that all ranks have answered; nodes has the node of each."""
-    absent = [rank for rank in range(len(nodes)) if rank not in {x["rank"] for x in ranks}]
+def check_answers(total, ranks):
+    """Check that all ranks have answered."""
+    absent = sorted(set(range(total)) - {rank["rank"] for rank in ranks})
     if absent:
-        where = some(nodes[rank] for rank in absent)
-        return "", f"rank {some(absent)} on {where} gave none. See what is said above, or try again"
-    return f"of {len(ranks)} ranks", ""
+        came = f"answers came from {some(rank['node'] for rank in ranks) or 'nobody'}"
+        return "", f"rank {some(absent)} gave none; {came}. See what is said above, or try again"
+    return f"of {total} ranks", ""
 
 
 def read_lines(lines):
-    """Return the node of each rank, as the launcher says it first, and the facts of all ranks.
+    """Return how many ranks there are, as the launcher says it first, and what each has found.
 
     All other lines are passed on.
     """
-    nodes, facts = [], {}
+    total, facts = 0, {}
     for line in lines:
         if line.startswith('{"rank": '):
             found = json.loads(line)
-            known = facts.setdefault(found["rank"], found)
-            known.update(found)
-            known.get("versions", {}).update(found.get("others", {}))
+            facts.setdefault(found["rank"], found).update(found)
             continue
         print(line, end="", flush=True)
-        said = re.match(r"nodes: (.*), ranks on each: (.*), in all: (\d+)$", line)
+        said = re.match(r"nodes: .*, in all: (\d+)$", line)
         if said:
-            nodes = expand_nodes(*said.groups())
-    return nodes, [facts[rank] for rank in sorted(facts)]
+            total = int(said[1])
+    return total, [facts[rank] for rank in sorted(facts)]
 
 
-def expand_nodes(names, counts, total):
-    """Return the node of each rank of the launcher's first line: node1 node2, 3 2, 5."""
-    counts = [int(count) for count in counts.split()]
-    names = names.split()
-    if "imitated" in names:
-        names = [f"imitated node {node}" for node in range(int(total) // counts[0])]
-    if len(counts) == 1:
-        counts *= len(names)
-    return [name for name, count in zip(names, counts) for _ in range(count)]
-
-
-def make_table(nodes, ranks):
+def make_table(total, ranks):
     """Return the checks as [(name, what is fine, what is not), ...]."""
-    table = [("answers", *check_answers(nodes, ranks))]
+    table = [("answers", *check_answers(total, ranks))]
     if not ranks:
         return table
     table += [(name, *check_each(name, ranks)) for name in ranks[0]["checks"]]
@@ -206,10 +171,10 @@ def make_table(nodes, ranks):
 
 def main():
     """Read, print the table, and return the exit status."""
-    nodes, ranks = read_lines(sys.stdin)
-    if not nodes:
+    total, ranks = read_lines(sys.stdin)
+    if not total:
         return 1  # nothing was started: the launcher has said why
-    table = make_table(nodes, ranks)
+    table = make_table(total, ranks)
     for name, fine, problem in table:
         print(f"FAIL {name}: {problem}" if problem else f"ok   {name}: {fine}")
     failed = sum(bool(problem) for _, _, problem in table)
