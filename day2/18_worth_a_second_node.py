@@ -282,9 +282,10 @@ def predict(ranks, batch_size, alone, together, args):
     """Return the ms of a step on so many ranks, with batch_size samples on each."""
     setting = alone if ranks <= alone.ranks else together
     small, large = setting.small, setting.large
-    # With another batch size: on the line through the two that were measured.
-    share = (batch_size - small.batch_size) / (large.batch_size - small.batch_size)
-    times = small.times + share * (large.times - small.times)
+    # With another batch size: on the line through the two that were measured. On a busy
+    # machine it may seem to fall, but more samples take no less time.
+    share = (batch_size - large.batch_size) / (large.batch_size - small.batch_size)
+    times = large.times + share * (large.times - small.times).clamp(min=0)
     step = Step(batch_size, large.sizes, times.clamp(min=0), math.nan)
     beyond = ranks > together.ranks and args.link  # more nodes than are here
     return step_ms(step, ranks, assumed_link(args) if beyond else setting.link)

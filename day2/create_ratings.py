@@ -4,7 +4,7 @@ Builds on: create_mnist_h5.py
 New here:  shard, shuffling more than memory holds
 Run:       python day2/create_ratings.py [--copies 200]
 Look for:  => ... ratings in ... files, of users 1 to ... and ..., read as written: ok
-Try next:  real ratings: python scripts/get_movielens.py, then --csv FILE as it says
+Try next:  real ratings: https://grouplens.org/datasets/movielens/, then --csv FILE
 """
 
 import argparse

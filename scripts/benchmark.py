@@ -1,92 +1,212 @@
-"""Measure the course side by side with what one would use instead.
+"""Answer two questions about the speed of the course, with numbers of this machine.
 
-Usage: scripts/benchmark.py                          all cases, about 20 minutes
-       scripts/benchmark.py --only data all_reduce   these
-       scripts/benchmark.py --list                   what there is, and what is aimed at
-       scripts/benchmark.py --show                   the table of what runs/benchmark/ holds
+Usage: scripts/benchmark.py [mnist | ddp] [--rounds N]      without a name, both of them
+  mnist   images/s of the data path: lesson 2's beside the usual way of pytorch/examples
+  ddp     ms a step of two ranks that never wait for each other, that average gradients by hand
+          (lesson 4), and with DDP (lesson 6); and where the difference goes: all_reduce alone, and
+          waiting alone
 
-A case measures all its figures in turn, again and again until its time is over. A figure is the
-median of that, with the lowest and the highest. A ratio is taken in each round, of figures measured
-one after the other; its median counts. The last table is Markdown, for a README.
-
-The exit status is 0 if all was measured, whether targets hold or not; 1 if something went wrong, 2
-for a wrong argument, 130 after Ctrl-C. What was measured lands in runs/benchmark/: a JSON file and
-a plot for each case. scripts/run_course.sh shows the plots in its report.
+In each round everything is measured once, in turn. The table has the median of the rounds, with the
+lowest and the highest; a ratio is taken in each round. Nothing else should run on the machine.
 """
 
 import argparse
-import json
-import os
-import shlex
+import itertools
+import statistics
 import sys
 import tempfile
+import time
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
-from benchmark.results import OUTPUT, busy_cores, measure, print_case, print_summary, target, write
-from lib.machine import facts
-from lib.processes import exit_with
+import torch
+import torch.distributed as dist
+from course.lists import ROOT, load
+from course.machine import recorded
+from launcher.processes import exit_with
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+DATA = ROOT / "data"
+BATCH = 64  # images
+SECONDS = 2  # for each measurement of images/s
+STEPS = 200  # for each measurement of ms a step
+RANKS = 2
+
+
+def in_turn(ways, rounds):
+    """Call each function of {what: function} once a round; return {what: [a number a round]}."""
+    values = [[measure() for measure in ways.values()] for _ in range(1 + rounds)]
+    return dict(zip(ways, zip(*values[1:])))  # the first round is a warm-up
+
+
+# ---- mnist
+
+
+def mnist(rounds):
+    """Return {what: [images/s, each round]}.
+
+    All ways deliver the same: 64 normalised images in random order, float32 [64, 1, 28, 28].
+    """
+    from torchvision import datasets, transforms
+
+    torch.set_num_threads(1)
+    train_set, _ = load("day1/2_mnist_training.py").load_mnist(DATA)
+    # As pytorch/examples does it: a picture at a time becomes a tensor and is normalised.
+    steps = [transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))]
+    usual = datasets.MNIST(DATA, train=True, transform=transforms.Compose(steps))
+    ways = {"lesson 2": partial(of_lesson_2, DataLoader(train_set, BATCH, shuffle=True))}
+    for workers in (0, 1):
+        loader = DataLoader(usual, BATCH, shuffle=True, num_workers=workers)
+        ways[f"the usual way, {workers} workers"] = loader.__iter__
+    return in_turn({name: partial(speed, epoch) for name, epoch in ways.items()}, rounds)
+
+
+def of_lesson_2(loader):
+    """Yield the batches of an epoch as lesson 2's model gets and normalises them."""
+    for images, labels in loader:
+        yield (images.unsqueeze(1) / 255 - 0.1307) / 0.3081, labels
+
+
+def speed(epoch):
+    """Return how many images/s epoch() yields, once its first batch is there."""
+    batches = itertools.chain.from_iterable(epoch() for _ in itertools.count())
+    next(batches)
+    images = 0
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < SECONDS:
+        images += len(next(batches)[1])
+    return images / (time.perf_counter() - begin)
+
+
+# ---- ddp
+
+
+def ddp(rounds):
+    """Return {what: [ms a step, each round]}, the mean of both ranks."""
+    answers = get_context("spawn").SimpleQueue()
+    with tempfile.TemporaryDirectory() as folder:
+        meeting_point = Path(folder, "meeting-point")
+        # If a rank fails, or this process ends, no rank goes on.
+        torch.multiprocessing.spawn(measure_steps, (meeting_point, rounds, answers), RANKS)
+    return answers.get()
+
+
+def measure_steps(rank, meeting_point, rounds, answers):
+    """Be one rank, and measure together with the other one. Rank 0 answers."""
+    torch.set_num_threads(max(1, torch.get_num_threads() // RANKS))
+    steps = Steps(rank, f"file://{meeting_point}")
+    ways = steps.ways()
+    values = torch.tensor([*in_turn(ways, rounds).values()], device=steps.device)
+    dist.all_reduce(values)  # the quicker rank waits longer
+    if rank == 0:
+        answers.put(dict(zip(ways, (values / RANKS).tolist())))
+    dist.barrier()
+    time.sleep(0.2)  # as the lessons do: gloo's threads may still be freeing tensors
+    dist.destroy_process_group()
+
+
+class Steps:
+    """Steps of training on one rank, with and without what makes ranks wait."""
+
+    def __init__(self, rank, meeting_point):
+        self.by_hand = load("day1/4_mnist_manual_ddp.py")
+        self.lesson = load("day1/6_mnist_ddp_pt.py")
+        self.device, backend = self.lesson.choose_device(rank, RANKS)
+        dist.init_process_group(backend, init_method=meeting_point, rank=rank, world_size=RANKS)
+        self.train_set, _ = self.lesson.load_mnist(DATA)
+        self.model = self.lesson.Net().to(self.device)
+        self.ddp_model = DistributedDataParallel(self.lesson.Net().to(self.device))
+        numbers = sum(x.numel() for x in self.model.parameters())
+        self.gradients = torch.zeros(numbers, device=self.device)
+
+    def ways(self):
+        """Return {what: a function that measures ms a step}."""
+        return {
+            "never waits": partial(self.step, self.train, self.lesson, self.model),
+            "by hand": partial(self.step, self.train, self.by_hand, self.model),
+            "DDP": partial(self.step, self.train, self.lesson, self.ddp_model),
+            f"all_reduce alone, {self.gradients.nbytes / 1e3:.0f} kB": partial(
+                self.step, self.send
+            ),
+            "waiting alone, for the slower rank": self.waiting,
+        }
+
+    def train(self, lesson, model, wrap=iter):
+        """Train as a lesson does, with batches of this rank's own."""
+        batches = itertools.islice(DataLoader(self.train_set, BATCH, shuffle=True), STEPS)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        lesson.train_one_epoch(model, wrap(batches), optimizer, self.device)
+
+    def send(self):
+        """Send as often as in training, and nothing else."""
+        for _ in range(STEPS):
+            dist.all_reduce(self.gradients)
+
+    def step(self, work, *arguments):
+        """Return how many ms work takes for each of its steps. Both ranks begin together."""
+        dist.barrier()
+        return self.took(work, *arguments) / STEPS
+
+    def waiting(self):
+        """Return how many ms this rank waits for the other one after each step."""
+        times = []
+
+        def then_meet(batches):
+            for batch in batches:
+                yield batch  # the step with it comes first
+                times.append(self.took(dist.barrier))
+
+        self.step(self.train, self.lesson, self.model, then_meet)
+        return sum(times) / STEPS
+
+    def took(self, work, *arguments):
+        """Return how many ms work takes, on a GPU to its end there."""
+        synchronize = torch.get_device_module(self.device).synchronize
+        synchronize()
+        begin = time.perf_counter()
+        work(*arguments)
+        synchronize()
+        return 1000 * (time.perf_counter() - begin)
+
+
+# ---- both
+
+QUESTIONS = {"mnist": (mnist, "images/s"), "ddp": (ddp, "ms a step")}
+
+
+def rows(name, rounds):
+    """Yield the rows of the table. Each ratio is taken within a round, to the first row."""
+    measure, unit = QUESTIONS[name]
+    values = measure(rounds)
+    first = next(iter(values.values()))
+    for what, measured in values.items():
+        low, middle, high = map(shown, (min(measured), statistics.median(measured), max(measured)))
+        ratio = statistics.median(x / y for x, y in zip(measured, first))
+        yield f"| `{name}`, {unit} | {what} | {middle} | {low} to {high} | {ratio:.2g} |"
+
+
+def shown(value):
+    """Return a number with three digits, or without decimals where it is larger."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def main():
-    """Measure the cases asked for, one after the other; then print the table of all."""
-    from benchmark.cases import CASES  # here, because this imports torch
-    from benchmark.commands import CannotMeasureError, LeftOutError
-
-    names = [case.name for case in CASES]
-    known = ", ".join(names)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", metavar="CASE", help=known)
-    parser.add_argument("--list", action="store_true", help="show the cases and measure nothing")
-    parser.add_argument("--show", action="store_true", help="show what has been measured so far")
-    parser.add_argument("--seconds", type=float, default=60, help="that a case may take (60)")
-    parser.add_argument("--tiny", action="store_true", help="one round of next to nothing: a test")
+    """Measure what was asked for; print where and when, and the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("name", nargs="?", choices=QUESTIONS, help="without it, both")
+    parser.add_argument("--rounds", type=int, default=5, help="how often (5)")
     args = parser.parse_args()
-    for name in args.only or ():
-        if name not in names:
-            parser.error(f"There is no case {name!r}. There are {known}.")
-    if not args.seconds > 0:
-        parser.error(f"seconds must be greater than 0, not {args.seconds:g}")
-    cases = [case for case in CASES if case.name in (args.only or names)]
-    if args.list:
-        for case in cases:
-            print(f"{case.name:>10}  {case.title}")
-            for ratio in case.ratios:
-                print(f"{'':>10}     {ratio.what}: {target(ratio) or 'no target'}")
-        return 0
-
-    if args.show:
-        results = [json.loads(path.read_text()) for path in OUTPUT.glob("*.json")]
-        if not results:
-            sys.exit(f"There is nothing in {OUTPUT} yet.")
-        print_summary(sorted(results, key=lambda result: result["began"]))
-        return 0
-
-    import h5py
-
-    command = shlex.join(["python", "scripts/benchmark.py", *sys.argv[1:]])
-    results, failed = [], False
-    if (busy := busy_cores()) and busy > 0.25:
-        print(f"This machine is in use: {busy:.1f} of {os.cpu_count()} cores. Read with care.")
-    for number, case in enumerate(cases, 1):
-        print(f"\n[{number}/{len(cases)}] {case.name}: {case.title}", flush=True)
-        try:
-            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-                result = measure(case, Path(folder), args.seconds, args.tiny)
-            about = facts(command, result["began"])
-            results.append(result | {"machine": about | {"h5py": h5py.__version__}})
-            print_case(result)
-            write(results[-1])
-        except LeftOutError as error:
-            print(f"   left out: {error}")
-        except CannotMeasureError as error:
-            print(f"{case.name}: {error}", file=sys.stderr)
-            failed = True
-        except OSError as error:
-            sys.exit(f"{error.filename or OUTPUT}: {error.strerror}")
-    if results:
-        print_summary(results)
-        print(f"\nwritten: {OUTPUT}")
-    return 1 if failed else 0
+    names = [args.name] if args.name else QUESTIONS
+    lines = [row for name in names for row in rows(name, args.rounds)]
+    command = " ".join(["python scripts/benchmark.py", *sys.argv[1:]])
+    print(recorded(command, f"median of {args.rounds} rounds"))
+    print("| question | what | median | lowest to highest | against the first |")
+    print("|---|---|---|---|---|")
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":

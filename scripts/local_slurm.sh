@@ -27,14 +27,8 @@
 # To lose a node: kill -9 "$(cat /run/local-slurm/node2.pid)". All that runs on it dies with it;
 # without namespaces only its daemon does. The logs are in the same folder.
 set -euo pipefail
-if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)); then
-  echo "bash 4.4 or newer is needed, and the first one in PATH is $BASH_VERSION. On a Mac: brew install bash" >&2
-  exit 1
-fi
 
-self=$(readlink -f "${BASH_SOURCE[0]}")
 subnet=10.77.0 # node I is $subnet.I; seen only inside the cluster
-ready_within=15
 namespaces=(unshare --net --uts --ipc --mount --propagation slave --pid --fork --kill-child)
 [[ ${1:-} == shell ]] || PATH+=:/usr/sbin:/sbin # where the daemons and tc are
 
@@ -43,32 +37,27 @@ die() {
   exit 1
 }
 
-if ((EUID == 0)); then
-  state=/run/local-slurm
-else
+[[ -d /proc/self ]] || die "Slurm needs Linux."
+self=$(readlink -f "${BASH_SOURCE[0]}")
+state=/run/local-slurm
+if ((EUID != 0)); then
   state=${TMPDIR:-/tmp}/local-slurm-$EUID
 fi
 state=$(realpath -m -- "${LOCAL_SLURM_DIR:-$state}")
 # Slurm reads no blanks in its settings, and the path of a Unix socket has room for 107 bytes.
 [[ $state =~ ^/[A-Za-z0-9._/+-]{1,79}$ ]] ||
   die "The folder of the cluster is a path of at most 80 letters, digits and ._/+-, not: $state"
-[[ $state != /dev/shm* ]] || die "The cluster cannot live in /dev/shm: each node has its own."
 mark=LOCAL_SLURM_CLUSTER=$state # in the environment of every process of this cluster
 
 install_packages() {
-  local packages=(slurm-wlm munge iproute2 util-linux hostname) policy=/usr/sbin/policy-rc.d
-  local daemon output new=()
-  for daemon in munged slurmctld slurmd; do
-    command -v "$daemon" >/dev/null || new+=("${daemon/munged/munge}")
-  done
-  if ((${#new[@]} == 0)); then
+  local policy=/usr/sbin/policy-rc.d output
+  if type munged slurmctld slurmd >/dev/null 2>&1; then
     echo "Slurm is already installed: $(slurmd -V)"
     return
   fi
   ((EUID == 0)) || die "Only root can install packages: run this as root."
   command -v apt-get >/dev/null || die "This needs apt-get, so Debian or Ubuntu."
-  echo "Installing with apt-get: ${packages[*]}"
-  echo "No service is started, and none will start when the machine does."
+  echo "Installing with apt-get. No service is started now."
   if [[ ! -e $policy ]]; then # the way to tell Debian's packages to start nothing
     trap 'rm -f /usr/sbin/policy-rc.d' EXIT
     printf '#!/bin/sh\nexit 101\n' >"$policy"
@@ -76,9 +65,10 @@ install_packages() {
   fi
   export DEBIAN_FRONTEND=noninteractive
   output=$(apt-get update 2>&1) || die "apt-get update failed:" "$output"
-  output=$(apt-get install --yes --no-install-recommends "${packages[@]}" </dev/null 2>&1) ||
+  output=$(apt-get install --yes --no-install-recommends slurm-wlm munge iproute2 2>&1) ||
     die "apt-get install failed:" "$output"
-  [[ ! -d /run/systemd/system ]] || systemctl --quiet disable "${new[@]}"
+  # Nor when the machine starts.
+  [[ ! -d /run/systemd/system ]] || systemctl --quiet disable munge slurmctld slurmd
   echo "Installed: $(slurmd -V)"
 }
 
@@ -128,28 +118,18 @@ choose_mode() {
   elif ! "${namespaces[@]}" --mount-proc sh -c "$test" 2>/dev/null; then
     why='this system does not let us make network namespaces'
   fi
-  mode=${why:+loopback}
-  mode=${mode:-full}
-  [[ -z $why ]] || echo "The nodes are daemons on 127.0.0.1, with no network of their own: $why."
-}
-
-# The first of $1 ports in a row that nobody uses.
-free_ports() {
-  local first used
-  used=$(ss -Htan | awk '{ sub(/.*:/, "", $4); print $4 }')
-  while true; do
-    first=$((10000 + RANDOM % 20000))
-    [[ -n $(comm -12 <(seq "$first" $((first + $1 - 1)) | sort) <(sort <<<"$used")) ]] || break
-  done
-  echo "$first"
+  mode=full
+  [[ -n $why ]] || return 0
+  mode=loopback
+  echo "The nodes are daemons on 127.0.0.1, with no network of their own: $why."
 }
 
 write_config() {
-  local i port=6817 login=login cgroup=disabled
+  local i address port=6817 login=login cgroup=disabled
   if [[ $mode == loopback ]]; then
     login=$(hostname)
     login="${login%%.*}(127.0.0.1)"
-    port=$(free_ports $((nodes + 1)))
+    port=$((10000 + RANDOM % 20000)) # that of each daemon follows
   fi
   (umask 077 && head -c 1024 /dev/urandom >"$state/munge.key")
   # Slurm numbers the GPUs by the names of device files: these are /dev/null.
@@ -163,7 +143,9 @@ write_config() {
     echo "::1 localhost ip6-localhost ip6-loopback"
     # The mapped addresses are for PyTorch, which looks up the name of every peer that way.
     printf "%s$subnet.254 login\n" "" ::ffff:
-    for ((i = 1; i <= nodes; i++)); do printf "%s$subnet.$i node$i\n" "" ::ffff:; done
+    for ((i = 1; i <= nodes; i++)); do
+      printf "%s$subnet.$i node$i\n" "" ::ffff:
+    done
   } >"$state/hosts"
   cat >"$state/slurm.conf" <<END
 ClusterName=local
@@ -171,7 +153,6 @@ SlurmctldHost=$login
 SlurmctldPort=$port
 SlurmUser=$(id -un)
 SlurmdUser=$(id -un)
-AuthType=auth/munge
 AuthInfo=socket=$state/munge.socket,cred_expire=10
 StateSaveLocation=$state/slurmctld
 SlurmctldPidFile=$state/slurmctld/pid
@@ -179,8 +160,6 @@ SlurmctldLogFile=$state/slurmctld.log
 SlurmdSpoolDir=$state/%n
 SlurmdPidFile=$state/%n/pid
 SlurmdLogFile=$state/%n.log
-MailProg=/bin/true
-MpiDefault=none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
@@ -196,19 +175,14 @@ NodeName=DEFAULT CPUs=128 RealMemory=256000 Gres=gpu:4 Feature=gpu
 PartitionName=main Nodes=ALL Default=YES MaxTime=24:00:00 State=UP
 ${LOCAL_SLURM_SETTINGS:-}
 END
-  if [[ $mode == loopback ]]; then # mark also the tasks of srun --export=NONE
-    echo "TaskProlog=$state/task_prolog" >>"$state/slurm.conf"
-    printf '#!/bin/sh\necho export "%s"\n' "$mark" >"$state/task_prolog"
-    chmod 755 "$state/task_prolog"
-  fi
   for ((i = 1; i <= nodes; i++)); do
     mkdir "$state/node$i"
-    if [[ $mode == full ]]; then
-      echo "NodeName=node$i NodeAddr=$subnet.$i"
-    else
-      echo "NodeName=node$i NodeHostname=${login%(*} NodeAddr=127.0.0.1 Port=$((port + i))"
+    address="NodeAddr=$subnet.$i"
+    if [[ $mode == loopback ]]; then
+      address="NodeHostname=${login%(*} NodeAddr=127.0.0.1 Port=$((port + i))"
     fi
-  done >>"$state/slurm.conf"
+    echo "NodeName=node$i $address" >>"$state/slurm.conf"
+  done
 }
 
 # The first process of the cluster: starts all others, and in full mode they die with it.
@@ -255,13 +229,11 @@ run_node() {
 }
 
 up() {
-  local start=() program
+  local start=()
   nodes=${1:-2}
   [[ $nodes =~ ^([1-9]|[12][0-9]|3[0-2])$ ]] || die "The number of nodes is 1 to 32, not: $nodes"
-  for program in slurmctld slurmd sinfo munged; do
-    command -v $program >/dev/null ||
-      die "Slurm is not installed: run scripts/local_slurm.sh install (as root)"
-  done
+  type slurmctld slurmd sinfo munged >/dev/null 2>&1 ||
+    die "Slurm is not installed: run scripts/local_slurm.sh install (as root)"
   [[ -z $(processes) ]] ||
     die "A cluster is already up in $state: stop it first with scripts/local_slurm.sh down"
   stop # what a crash has left
@@ -271,7 +243,6 @@ up() {
     die "$state holds other files or belongs to someone else: set LOCAL_SLURM_DIR."
   choose_mode
   trap 'tail -n 5 "$state/log" >&2 || true; stop; die "The cluster did not start."' EXIT
-  trap 'trap - EXIT; stop; exit 1' INT TERM HUP
   echo "$mode" >"$state/local_slurm.mode"
   mkdir "$state/slurmctld"
   echo "Link between the nodes: full speed" >"$state/link"
@@ -285,9 +256,9 @@ up() {
   SECONDS=0
   until sleep 0.2 && is_up && need_cluster &&
     [[ $("${enter[@]}" timeout 1 sinfo -ho '%D %T' 2>/dev/null) == "$nodes idle" ]]; do
-    ((SECONDS < ready_within)) && kill -0 $! 2>/dev/null || exit 1
+    ((SECONDS < 30)) && kill -0 $! 2>/dev/null || exit 1
   done
-  trap - EXIT INT TERM HUP
+  trap - EXIT
   cat <<END
 A Slurm cluster is up: $nodes nodes, each with 128 cores and 4 GPUs as far as Slurm knows.
   scripts/local_slurm.sh shell    opens a shell on it; there, for example:
@@ -304,34 +275,29 @@ status() {
 }
 
 link() {
-  local rate=${1:-} delay=${2:-} note='' burst=128k i pid port card tbf netem
-  (($# <= 2)) || die "link takes RATE and DELAY."
+  local rate=${1:-} delay=${2:-} node port card limit delayed
   [[ $rate == off || $rate =~ ^[1-9][0-9]*(\.[0-9]+)?[kmg]bit$ ]] ||
     die "RATE is a number with kbit, mbit or gbit, such as 100mbit, or off."
   [[ -z $delay || $rate != off && $delay =~ ^[0-9]+(\.[0-9]+)?(us|ms|s)$ ]] ||
     die "DELAY is a number with us, ms or s, such as 0.2ms."
   need_cluster
   [[ $mode == full ]] || die "The nodes share 127.0.0.1: link needs root and namespaces."
-  tbf=(tbf rate "$rate" burst "$burst" latency 50ms)
-  netem=(netem delay "$delay" rate "$rate" limit 10000)
-  for i in "$state"/node*.pid; do
-    pid=$(<"$i")
-    [[ -d /proc/$pid ]] || continue # a lost node
-    i=$(basename "$i" .pid)
-    port=("${enter[@]}" tc qdisc)                 # what goes to the node,
-    card=(nsenter --target "$pid" --net tc qdisc) # and what comes from it
-    "${port[@]}" delete dev "$i" root 2>/dev/null || true
+  limit=(root tbf rate "$rate" burst 128k latency 50ms)
+  delayed=("${limit[@]}")
+  [[ -z $delay ]] || delayed=(root netem delay "$delay" rate "$rate" limit 10000)
+  for node in $(cd "$state" && ls node*.pid); do
+    node=${node%.pid}
+    port=("${enter[@]}" tc qdisc) # what goes to the node, and what comes from it
+    card=(nsenter --target "$(<"$state/$node.pid")" --net tc qdisc)
+    "${port[@]}" delete dev "$node" root 2>/dev/null || true
     "${card[@]}" delete dev eth0 root 2>/dev/null || true
     [[ $rate != off ]] || continue
-    "${card[@]}" add dev eth0 root "${tbf[@]}"
-    if [[ -n $delay ]] && ! "${port[@]}" add dev "$i" root "${netem[@]}" 2>/dev/null; then
-      delay=''
-      note=' (this kernel has no netem, so the delay could not be set)'
-    fi
-    [[ -n $delay ]] || "${port[@]}" add dev "$i" root "${tbf[@]}"
+    "${port[@]}" add dev "$node" "${delayed[@]}" ||
+      die "The link could not be limited. A DELAY needs netem in the kernel: leave it out."
+    "${card[@]}" add dev eth0 "${limit[@]}"
   done
   [[ $rate != off ]] || rate='full speed'
-  echo "Link between the nodes: $rate${delay:+, delay $delay}$note" | tee "$state/link"
+  echo "Link between the nodes: $rate${delay:+, delay $delay}" | tee "$state/link"
 }
 
 case ${1:-} in

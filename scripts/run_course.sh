@@ -16,7 +16,7 @@
 set -euo pipefail
 
 script=${BASH_SOURCE[0]}
-if [[ -n ${SLURM_JOB_ID:-} && ! -d $(dirname "$script")/lib ]]; then
+if [[ -n ${SLURM_JOB_ID:-} && ! -d $(dirname "$script")/course ]]; then
   # Slurm runs a copy of this file. The job knows where the original is; arguments follow.
   read -r script < <(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=//p')
   while [[ ! -f $script && $script == *' '* ]]; do
@@ -28,7 +28,9 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
   sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]}"
   exit
 fi
-# shellcheck source=scripts/lib/environment.sh
-source "$root/scripts/lib/environment.sh"
-make_environment "$root"
-exec "$python" "$root/scripts/run_course.py" "$@"
+python=${PYTHON:-python3}
+if ! command -v "$python" >/dev/null; then
+  echo "There is no $python here. Install Python 3.11 or newer, or name one: PYTHON=/path/to/python3" >&2
+  exit 1
+fi
+exec "$python" "$root/scripts/course/environment.py" -- "$root/scripts/course/run_course.py" "$@"

@@ -2,8 +2,8 @@
 # Runs a lesson as a batch job on several nodes. Before the first time, edit the lines #SBATCH
 # below, and the function activate if your site needs it.
 #
-# Usage: sbatch [option of sbatch]... scripts/sbatch_run.sh [option]... [FILE [argument of FILE]...]
-#   FILE       a path, the name of a lesson's file, or a lesson's number (9)
+# Usage: sbatch [option of sbatch]... scripts/sbatch_run.sh [--doctor] [option]... [FILE [argument]...]
+#   FILE       a path, the name of a lesson's file, or a lesson's number; without arguments: 9
 #   --doctor   first check the nodes with scripts/doctor.sh; start nothing if they are not fit
 #   The other options are those of scripts/multinode_setup_and_run.sh, such as --torchrun.
 #   Options of sbatch win over the lines #SBATCH: sbatch --nodes 4 scripts/sbatch_run.sh
@@ -12,12 +12,12 @@
 # nodes are goes to logs/cpu-JOB*.out and logs/gpu-JOB*.out, one file a node.
 #
 # Shortly before the time limit Slurm warns this script, which warns the ranks. If the lesson then
-# saves its state and stops, as lesson 12 does, the job goes back into the queue, and goes on when
+# saves its state and stops, as lesson 12 does, the job goes back into the queue, and resumes when
 # it starts again. So does a job that has lost a node.
 
-# Who pays.
+# Who pays: replace <acc_name>_g with your account.
 #SBATCH --account=<acc_name>_g
-# How long at most: hours, minutes, seconds. Then Slurm ends the job.
+# How long at most, in hours, minutes, seconds: then Slurm ends the job. Ask for little, wait less.
 #SBATCH --time=00:30:00
 # How many nodes.
 #SBATCH --nodes=2
@@ -27,28 +27,20 @@
 #SBATCH --gpus-per-node=4
 # Tasks of each node: as many ranks are started. As a rule one for each GPU.
 #SBATCH --ntasks-per-node=4
-# CPU cores for each task, as Slurm counts them.
+# CPU cores for each task, as Slurm counts them. They also load the data.
 #SBATCH --cpus-per-task=32
 # The kind of queue, if your site wants one: take the first # away.
 ##SBATCH --qos=regular
 ##SBATCH --partition=main
 # The name of the job in squeue.
 #SBATCH --job-name=course
-# Send SIGUSR1 to this script (B:) a minute before the time limit. Longer if a snapshot takes long.
+# Send USR1 to this script (B:) a minute before the time limit. Longer if a snapshot takes long.
 #SBATCH --signal=B:USR1@60
-# Start the job again when a node is lost.
+# Start the job again when a node is lost. Delete this line if your code cannot resume.
 #SBATCH --requeue
-# Slurm would start nothing if the folder of its output were missing. So it gets none, and this
-# script makes the folder.
+# Leave this: Slurm starts nothing where the folder of the output is missing, so it gets none, and
+# this script makes logs/ itself.
 #SBATCH --output=/dev/null
-
-set -euo pipefail
-if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)); then
-  echo "bash 4.4 or newer is needed, and the first one in PATH is $BASH_VERSION." >&2
-  exit 1
-fi
-
-lesson=9 # if no FILE is named
 
 # What makes a Python with torch available on the nodes. Nothing is needed if it is available where
 # you call sbatch, or if it is the .venv of the course. Otherwise uncomment one line, and edit it.
@@ -60,9 +52,17 @@ activate() {
 
 # ---- Nothing below needs to be edited.
 
+set -eo pipefail # no -u: modules and conda read variables that are not set
+
+if [[ -z $SLURM_JOB_ID || $1 == -h || $1 == --help ]]; then
+  sed -n '2,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+  [[ $1 == -h || $1 == --help ]]
+  exit
+fi
+
 # Write a line with the time to the log.
 say() {
-  printf '== %(%F %T)T %s\n' -1 "$1"
+  echo "== $(date '+%F %T') $1"
 }
 
 # Run a command once on each node of the job, beside the lesson.
@@ -74,40 +74,29 @@ on_each_node() (
     --ntasks-per-node=1 --cpus-per-task=1 --export=ALL "$@"
 )
 
-# Pass the warning on to the ranks. Slurm's own signal reaches only the processes that Slurm itself
-# has started, where it tracks processes with control groups. These are processes of the launcher. So
-# signal all processes of the steps, but only those with a handler: it would end the others.
+# Pass the warning on to the ranks. Where Slurm tracks processes with control groups, its own signal
+# reaches only what Slurm itself has started, which is the launcher. So signal all processes of the
+# steps. Those without a handler ignore USR1, because the launcher does.
 # shellcheck disable=SC2016 # the variables are those of the nodes
 warn_ranks() {
+  say "the time limit is near: warn the ranks"
   on_each_node bash -c '
     scontrol listpids "$SLURM_JOB_ID" "$SLURMD_NODENAME" | while read -r pid _ step _; do
       if [[ $step =~ ^[0-9]+$ && $step != "$SLURM_STEP_ID" ]]; then
-        caught=$(sed -n "s/^SigCgt:[[:space:]]*/0x/p" "/proc/$pid/status" 2>/dev/null)
-        if ((caught >> ($(kill -l USR1) - 1) & 1)); then
-          kill -USR1 "$pid"
-        fi
+        kill -USR1 "$pid" || true
       fi
-    done'
+    done' || say "the ranks could not be warned"
 }
-
-if [[ ${1:-} == -h || ${1:-} == --help || -z ${SLURM_JOB_ID:-} ]]; then
-  sed -n '2,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
-  [[ ${1:-} == -h || ${1:-} == --help ]]
-  exit
-fi
 
 mkdir -p logs
 log=logs/slurm-$SLURM_JOB_ID.out
 exec >>"$log" 2>&1 # the same file if Slurm starts the job again
 begin=$(wc -c <"$log")
-say "job $SLURM_JOB_ID, start $((${SLURM_RESTART_COUNT:-0} + 1)), nodes $SLURM_JOB_NODELIST"
+say "job $SLURM_JOB_ID, start $((SLURM_RESTART_COUNT + 1)), nodes $SLURM_JOB_NODELIST"
 trap 'say "the job ends with exit status $?"' EXIT
-received=''
-trap 'received=USR1' USR1
-trap 'received=TERM' TERM
 
-# Slurm runs a copy of this file. The job knows where the original is; arguments follow.
-read -r original < <(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=//p')
+# Slurm runs a copy of this file. The job knows where the original is; its arguments follow.
+original=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=//p')
 while [[ ! -f $original && $original == *' '* ]]; do
   original=${original% *}
 done
@@ -117,58 +106,34 @@ if [[ ! -x $scripts/multinode_setup_and_run.sh ]]; then
   exit 1
 fi
 
-doctor='' options=()
-while [[ ${1:-} == -* ]]; do
-  case $1 in
-    --doctor) doctor=1 ;;
-    --max-restarts)
-      options+=("$1" "${2:-}")
-      shift
-      ;;
-    *) options+=("$1") ;;
-  esac
-  shift "$(($# > 0))"
-done
-if (($# == 0)); then
-  set -- "$lesson"
-fi
-
-set +u # modules and conda read variables that are not set
 activate
-set -u
 say "environment: $(command -v python3 || echo no python3)"
-if [[ -n $doctor ]]; then
+if [[ $1 == --doctor ]]; then
+  shift
   say "doctor"
   "$scripts/doctor.sh"
 fi
-
-set -- --monitor "${options[@]}" "$@"
-say "start: multinode_setup_and_run.sh $*"
+signaled=1 ending=''
+# At the time limit, by scancel, and before it starts the job again, Slurm sends TERM to all.
+trap 'signaled=1; warn_ranks' USR1
+trap 'signaled=1; ending=1; say "Slurm ends this job"' TERM
+say "start: multinode_setup_and_run.sh --monitor ${*:-9}"
 # In the background: while bash waits for a command in the foreground, it does not run traps.
-"$scripts/multinode_setup_and_run.sh" "$@" &
-launcher=$! status=0 last=''
-wait "$launcher" || status=$?
-while [[ -n $received ]]; do # a signal has ended the wait
-  last=$received received='' status=0
-  if [[ $last == USR1 ]]; then
-    say "the time limit is near: warn the ranks"
-    warn_ranks || say "the ranks could not be warned"
-  else
-    say "Slurm ends this job"
-  fi
+"$scripts/multinode_setup_and_run.sh" --monitor "${@:-9}" &
+launcher=$!
+while [[ $signaled ]]; do # once more if a signal has ended the wait, not the launcher
+  signaled='' status=0
   wait "$launcher" || status=$?
 done
 
-if [[ $last == TERM ]]; then
-  exit "$status" # at the time limit, by scancel, or to start it again
-elif ((status == 0)); then
+if [[ -z $ending && $status == 0 ]]; then
   if tail -c "+$((begin + 1))" "$log" | grep '^Stopped as told' >/dev/null; then
     say "the lesson has saved its state and stopped: back into the queue"
     scontrol requeue "$SLURM_JOB_ID"
     trap - EXIT TERM
     sleep 60 # Slurm ends this script now
   fi
-elif ! on_each_node true; then
+elif [[ -z $ending ]] && ! on_each_node true; then
   # To put the job back now would be wrong: until Slurm knows that the node is lost, it cannot free
   # the others properly. (Slurm 22.05 then counts their GPUs as used.)
   say "srun does not reach all nodes: wait until Slurm notices, and starts the job again"

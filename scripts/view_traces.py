@@ -40,27 +40,24 @@ def load(path):
         # Events without the number of a process are the profiler's word about itself.
         events = [e for e in trace["traceEvents"] if isinstance(e["pid"], int) and e["pid"] >= 0]
     except (ValueError, TypeError, KeyError):
-        sys.exit(f"{path} is damaged or not a trace. Delete it and run the lesson again.")
+        events = []
     if not events:
-        sys.exit(f"{path} holds no events. Delete it and run the lesson again.")
+        sys.exit(f"{path} is damaged or holds no events. Delete it and run the lesson again.")
     return trace, events
 
 
 def load_newest(folder):
     """Return {rank: (path, trace, events)} of the newest job in a folder; exit if there is none."""
-    if not folder.is_dir():
-        sys.exit(f"There is no folder {folder}. Run a lesson that writes traces, such as lesson 5.")
-    newest = {}
-    for path in folder.glob("rank*.pt.trace.json"):
-        if name := re.fullmatch(r"rank(\d+)\.(\d+)\.pt\.trace\.json", path.name):
-            rank, time = map(int, name.groups())
-            newest[rank] = max(newest.get(rank, (0, path)), (time, path))
-    if not newest:
-        sys.exit(f"There are no traces in {folder}. Run a lesson that writes some there.")
-    _, latest = max(newest.values())
+    names = [re.fullmatch(r"rank(\d+)\.(\d+)\.pt\.trace\.json", x.name) for x in folder.glob("*")]
+    names = sorted(filter(None, names), key=lambda name: int(name[2]))  # by time
+    if not names:
+        advice = "Run a lesson that writes some, such as lesson 5."
+        sys.exit(f"There are no traces in {folder}. {advice}")
+    newest = {int(name[1]): folder / name[0] for name in names}
+    trace, _ = load(folder / names[-1][0])
     # An earlier job with more ranks has left traces that do not belong to this one.
-    size = load(latest)[0].get("distributedInfo", {}).get("world_size", max(newest) + 1)
-    return {rank: (path, *load(path)) for rank, (_, path) in sorted(newest.items()) if rank < size}
+    size = trace.get("distributedInfo", {}).get("world_size", max(newest) + 1)
+    return {rank: (newest[rank], *load(newest[rank])) for rank in sorted(newest) if rank < size}
 
 
 def merge(traces):
@@ -74,7 +71,8 @@ def merge(traces):
     bases = {rank: trace.get("baseTimeNanoseconds", 0) for rank, (_, trace, _) in traces.items()}
     shifts = {rank: (base - min(bases.values())) / 1000 for rank, base in bases.items()}
     start = min(e["ts"] + shifts[rank] for rank, (*_, events) in traces.items() for e in events)
-    merged, flows = [], {}
+    merged = []
+    flows = {}
     for rank, (*_, events) in traces.items():
         merged.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": "rank"}})
         threads = {}
@@ -82,11 +80,10 @@ def merge(traces):
             if e["ph"] == "M" and e["name"].startswith("process_"):
                 continue
             # The GPU is a process of its own in the trace, so a stream may have a thread's number.
-            if (thread := (e["pid"], e["tid"])) not in threads:
-                taken = threads.values()
-                threads[thread] = max(taken) + 1 if e["tid"] in taken else e["tid"]
-            e |= {"pid": rank, "tid": threads[thread]}
-            e["ts"] = round(e["ts"] + shifts[rank] - start, 3)
+            # For Perfetto, a thread with the number of its process would be the main one.
+            thread = threads.setdefault((e["pid"], e["tid"]), max(traces) + 1 + len(threads))
+            time = round(e["ts"] + shifts[rank] - start, 3)
+            e = {**e, "pid": rank, "tid": thread, "ts": time}
             if "id" in e:  # arrows: the ends with the same id belong together
                 e["id"] = flows.setdefault((rank, e["id"]), len(flows))
             merged.append(e)
@@ -94,29 +91,26 @@ def merge(traces):
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Serves Perfetto's page from the folder, and the traces: a file in JSON, as bytes."""
-
-    def __init__(self, *arguments, traces, **options):
-        self.traces = traces
-        super().__init__(*arguments, **options)
+    """Serves Perfetto's page from its folder, and server.traces, JSON as bytes."""
 
     def handle(self):
         with contextlib.suppress(ConnectionError):  # the browser has hung up
             super().handle()
 
+    def answer(self, status, header, value):
+        self.send_response(status)
+        self.send_header(header, value)
+        self.end_headers()
+
     def do_GET(self):
-        if self.path == "/":
+        if self.path == "/traces.json":
+            self.answer(200, "Content-Type", "application/json")
+            self.wfile.write(self.server.traces)
+        elif self.path == "/":
             # With the host that the browser sees: a tunnel may end at another port there.
             query = {"url": f"http://{self.headers['Host']}/traces.json", "hideSidebar": "true"}
             query = urlencode(query | {"startupCommands": json.dumps(EXPAND)}, quote_via=quote)
-            self.send_response(302)
-            self.send_header("Location", f"/index.html#!/?{query}")
-            self.end_headers()
-        elif self.path == "/traces.json":
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.end_headers()
-            self.wfile.write(self.traces)
+            self.answer(302, "Location", f"/index.html#!/?{query}")
         else:
             super().do_GET()
 
@@ -129,12 +123,9 @@ class Handler(SimpleHTTPRequestHandler):
 
 
 def parse_args():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     folder = Path("log_ddp")
     parser.add_argument("folder", nargs="?", type=Path, default=folder, help="traces (./log_ddp)")
-    parser.add_argument("--port", type=int, default=0, help="without it, a free one is picked")
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
     return parser.parse_args()
 
@@ -142,20 +133,18 @@ def parse_args():
 def main():
     """Load, merge and serve the traces, and open the browser unless that makes no sense."""
     args = parse_args()
-    page, traces = find_page(), load_newest(args.folder)
-    content = json.dumps({"traceEvents": merge(traces)}).encode()
-    handler = partial(Handler, directory=page, traces=content)
-    try:
-        server = ThreadingHTTPServer(("127.0.0.1", args.port), handler)
-    except (OSError, OverflowError):
-        sys.exit(f"Port {args.port} cannot be used. Without --port, the system picks a free one.")
+    handler = partial(Handler, directory=find_page())
+    traces = load_newest(args.folder)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)  # 0: any free port
+    server.traces = json.dumps({"traceEvents": merge(traces)}).encode()
     for rank, (path, *_) in traces.items():
         print(f"rank {rank}: {path}")
-    url = f"http://127.0.0.1:{server.server_port}/"
+    port = server.server_port
+    url = f"http://127.0.0.1:{port}/"
     print(f"Open {url} in a browser. Ctrl-C ends this.", flush=True)
     # Over ssh, a browser would start on the far side, if at all.
     if args.no_browser or os.environ.get("SSH_CONNECTION") or not webbrowser.open(url):
-        tunnel = f"ssh -L {server.server_port}:127.0.0.1:{server.server_port} {platform.node()}"
+        tunnel = f"ssh -L {port}:127.0.0.1:{port} {platform.node()}"
         print(f"If your browser is on another machine, type there first: {tunnel}", flush=True)
     server.serve_forever()
 

@@ -3,49 +3,65 @@
 # the notes for whoever teaches (day1.html, day1.pdf, day1-notes.pdf). And the cheat sheet of
 # day1/CHEATSHEET.md on one page of A4 (cheatsheet.pdf).
 #
-# Usage: slides/build.sh [--html] [day1] [day2] [beyond] [cheatsheet]
+# Usage: slides/build.sh [--html | --check] [day1] [day2] [beyond] [cheatsheet]
 #   --html   only the pages such as day1.html (P opens the speaker's view)
+#   --check  build nothing; say which PDFs are stale, and then end with exit status 1
 #   NAME     only these; all of them if none is named
 #
 # Needs npm, and chromium for the PDFs. Debian: apt-get install chromium nodejs npm
 # fonts-dejavu-core fonts-liberation. The first run installs marp into slides/node_modules, at
-# the versions in package-lock.json; later ones need no network.
+# the versions in package-lock.json; later ones need no network. --check needs only pdfinfo.
 # CHROME_PATH names another browser than chromium.
 set -euo pipefail
-export LC_ALL=C # so that figures/*.svg has the same order everywhere
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-cd "$here"
+cd "$(dirname "${BASH_SOURCE[0]}")"
 fail() {
   echo "$1" >&2
   exit 1
 }
 
-html_only=''
-decks=()
-cheat_sheet=''
+action=build
+names=()
 for argument in "$@"; do
   case $argument in
     -h | --help)
-      sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$here/build.sh"
+      sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' build.sh
       exit
       ;;
-    --html) html_only=1 ;;
-    day1 | day2 | beyond) decks+=("$argument") ;;
-    cheatsheet) cheat_sheet=1 ;;
-    -*) fail "There is no option $argument. See slides/build.sh --help" ;;
-    *) fail "There is no deck $argument. See slides/build.sh --help" ;;
+    --html | --check) action=${argument#--} ;;
+    day1 | day2 | beyond | cheatsheet) names+=("$argument") ;;
+    *) fail "There is no option or deck $argument. See slides/build.sh --help" ;;
   esac
 done
-if [[ ${#decks[@]} == 0 && -z $cheat_sheet ]]; then
-  decks=(day1 day2 beyond)
-  cheat_sheet=1
+((${#names[@]})) || names=(day1 day2 beyond cheatsheet)
+
+# sources NAME: what a PDF says that it was made from: the Markdown, the figures that it shows, the
+# theme, and marp's settings. So --check can tell when it is stale.
+sources() {
+  local from=$1.md theme=theme.css figures
+  [[ $1 != cheatsheet ]] || from=../day1/CHEATSHEET.md theme=cheatsheet.css
+  figures=$(grep -o 'figures/[a-z0-9_]*\.svg' "$from" | LC_ALL=C sort -u || true)
+  # shellcheck disable=SC2086 # no figure has a space in its name
+  cat "$from" $figures "$theme" marp.config.mjs package-lock.json | sha256sum | cut -d ' ' -f 1
+}
+
+if [[ $action == check ]]; then
+  command -v pdfinfo >/dev/null || fail "There is no pdfinfo here. Install it: apt-get install poppler-utils"
+  stale=()
+  for name in "${names[@]}"; do
+    for pdf in "$name.pdf" "$name-notes.pdf"; do
+      [[ $pdf == cheatsheet-notes.pdf || $(pdfinfo "$pdf") == *"sources $(sources "$name")"* ]] ||
+        stale+=("$pdf")
+    done
+  done
+  ((${#stale[@]} == 0)) || fail "Stale: ${stale[*]}. Run: slides/build.sh"
+  exit
 fi
 
 command -v npm >/dev/null || fail "There is no npm here. Install it: apt-get install nodejs npm"
 CHROME_PATH=$(command -v "${CHROME_PATH:-chromium}" || true)
 export CHROME_PATH
-if [[ -z $html_only && -z $CHROME_PATH ]]; then
+if [[ $action == build && -z $CHROME_PATH ]]; then
   fail "There is no chromium here for the PDFs. Install it: apt-get install chromium. Or: slides/build.sh --html"
 fi
 if ! cmp -s package-lock.json node_modules/made-from; then
@@ -54,26 +70,16 @@ if ! cmp -s package-lock.json node_modules/made-from; then
 fi
 
 marp=(node_modules/.bin/marp --no-stdin --allow-local-files)
-
-# make_pdf FROM TO SOURCES [OPTION...]: the PDF says what it was made from, so that a test can tell
-# when it is stale. SOURCES are the names of files, one a line.
-make_pdf() {
-  local sum
-  sum=$(tr '\n' '\0' <<<"$3" | xargs -0 cat | sha256sum | cut -d ' ' -f 1)
-  "${marp[@]}" --pdf --keywords "sources $sum" "${@:4}" "$1" -o "$2"
-}
-
-for deck in "${decks[@]}"; do
-  # HTML stands beside the Markdown, because it shows the same figures.
-  "${marp[@]}" "$deck.md"
-  if [[ -n $html_only ]]; then
+for name in "${names[@]}"; do
+  pdf=("${marp[@]}" --pdf --keywords "sources $(sources "$name")")
+  if [[ $name == cheatsheet ]]; then
+    [[ $action == html ]] || "${pdf[@]}" --theme cheatsheet ../day1/CHEATSHEET.md -o cheatsheet.pdf
     continue
   fi
-  sources=$(printf '%s\n' "$deck.md" theme.css marp.config.mjs package-lock.json figures/*.svg)
-  make_pdf "$deck.md" "$deck.pdf" "$sources" --pdf-outlines
-  make_pdf "$deck.md" "$deck-notes.pdf" "$sources" --pdf-outlines --pdf-notes
+  # HTML is beside the Markdown, because it shows the same figures.
+  "${marp[@]}" "$name.md"
+  if [[ $action == build ]]; then
+    "${pdf[@]}" --pdf-outlines "$name.md" -o "$name.pdf"
+    "${pdf[@]}" --pdf-outlines --pdf-notes "$name.md" -o "$name-notes.pdf"
+  fi
 done
-if [[ -n $cheat_sheet && -z $html_only ]]; then
-  sources=$(printf '%s\n' ../day1/CHEATSHEET.md cheatsheet.css package-lock.json)
-  make_pdf ../day1/CHEATSHEET.md cheatsheet.pdf "$sources" --theme cheatsheet
-fi

@@ -3,11 +3,9 @@
 import os
 import shutil
 import subprocess
-import tempfile
 import types
 
 from helpers import ROOT, cannot, need, works
-from lib import processes
 
 LOCAL_SLURM = ROOT / "scripts" / "local_slurm.sh"
 
@@ -26,27 +24,14 @@ def bring_up(nodes, folder):
     need_slurm()
     env = {**os.environ, "LOCAL_SLURM_DIR": str(folder)}
 
-    def call(*command, timeout=120, **options):
-        command = [str(LOCAL_SLURM), *map(str, command)]
-        return subprocess.run(
-            command, env=env, capture_output=True, text=True, timeout=timeout, **options
-        )
+    def call(*command, input="", timeout=120, cwd=None):
+        command = [str(word) for word in (LOCAL_SLURM, *command)]
+        pipes = {"input": input, "capture_output": True, "text": True}
+        return subprocess.run(command, **pipes, timeout=timeout, cwd=cwd, env=env)
 
-    def run(*command, input="", timeout=120, **options):
-        command = [LOCAL_SLURM, "shell", *command]
-        options |= {"env": env, "stderr": subprocess.PIPE}
-        with tempfile.TemporaryFile("w+") as typed:
-            typed.write(input)
-            typed.seek(0)
-            job = processes.run(command, timeout, stdin=typed, **options)
-        assert not job.stopped, f"{job.trouble}:\n{job.output}{job.errors}"
-        return subprocess.CompletedProcess(command, job.status, job.output, job.errors)
+    def run(*command, **options):
+        return call("shell", *command, **options)
 
     done = call("up", nodes, timeout=60)
     assert done.returncode == 0, done.stderr
-    return types.SimpleNamespace(
-        call=call,
-        run=run,
-        env=env,
-        folder=folder,
-    )
+    return types.SimpleNamespace(call=call, run=run, env=env, folder=folder)

@@ -2,12 +2,15 @@
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from clusters import bring_up
+from helpers import BEGIN, LAUNCHER
+from launcher import processes
 
 # In the background of a script, Ctrl-C is ignored, under nohup the end of the terminal, and every
 # child inherits that. With a handler that does nothing, this process goes on ignoring it, and its
@@ -22,11 +25,7 @@ languages = [os.environ.get(name) for name in ("LC_ALL", "LC_MESSAGES", "LANG")]
 if not next(filter(None, languages), "C").startswith(("C", "POSIX", "en")):
     os.environ["LC_ALL"] = "C.UTF-8"
 
-# Marks the short tests, and writes the record of run_tests.sh --torch.
-pytest_plugins = ["works_with"]
-
-# The tests expect what lessons do on CPUs, so they hide the GPUs of a machine that has some.
-# TEST_WITH_GPUS=1 leaves them. The stand-in's tests take these variables away again.
+# The tests expect what lessons do on CPUs, so they hide a machine's GPUs. TEST_WITH_GPUS=1 doesn't.
 HIDDEN = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 HIDDEN["ONEAPI_DEVICE_SELECTOR"] = "opencl:cpu"
 if "TEST_WITH_GPUS" not in os.environ:
@@ -41,8 +40,8 @@ torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with the file whose tests wait longest: otherwise all wait for the last of them."""
-    items.sort(key=lambda item: item.path.name != "test_batch.py")
+    """Begin with the tests that wait longest: otherwise all wait for the last of them."""
+    items.sort(key=lambda item: not item.path.name.startswith("test_slurm"))
 
 
 @pytest.fixture(scope="session")
@@ -61,3 +60,29 @@ def breakable():
     cluster.pid = lambda name: int((folder / f"{name}.pid").read_text())
     yield cluster
     cluster.call("down")
+
+
+@pytest.fixture
+def start(tmp_path):
+    """A function that starts the launcher with ranks that run a text; it returns the Job."""
+
+    def job(text, nodes="2", *options, limit=100):
+        (tmp_path / "rank.py").write_text(BEGIN + text)
+        command = [LAUNCHER, "--local", nodes, *options]
+        command += [tmp_path / "rank.py", "a b", "--", "-x"]
+        # With the time that the launcher itself needs to end its ranks.
+        return processes.Job(command, limit, cwd=tmp_path, stderr=subprocess.PIPE)
+
+    return job
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """A function that writes a program into the first folder of PATH."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def write(name, text):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+
+    return write

@@ -13,13 +13,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
-from pathlib import Path
 from unittest import mock
 
 import pytest
-from lib import processes
-from lib.course import ROOT, read_course
+from course.lists import ROOT, read_course
+from launcher import processes
 
 LAUNCHER = ROOT / "scripts" / "multinode_setup_and_run.sh"
 LESSONS = {lesson["id"]: lesson for lesson in read_course()}
@@ -31,6 +29,18 @@ ALONE = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "0",
 }
+# What the ranks of the tests begin with. after() waits until others have done what they should.
+BEGIN = """
+import os, pathlib, signal, subprocess, sys, time
+rank = int(os.environ["RANK"])
+def after(*names):
+    while not all(pathlib.Path(name).exists() for name in names):
+        time.sleep(0.05)
+def done(name):
+    pathlib.Path(name).touch()
+"""
+# What a program begins with that uses the rooms of scripts/.
+IMPORT = f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r})\n"
 
 
 def run(command, timeout, cwd, env):
@@ -120,26 +130,6 @@ def wait_for(condition, seconds):
             return True
         time.sleep(0.1)
     return False
-
-
-def processes_of(session):
-    """Return the ids of the living processes of a session, whatever their parents are."""
-    alive = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it ended in this moment
-        if int(fields[3]) == session and fields[0] != "Z":
-            alive.append(int(stat.parent.name))
-    return alive
-
-
-def sockets():
-    """Return the rows of the tables of all TCP sockets of this machine, each a list of words."""
-    tables = [Path("/proc/net", name) for name in ("tcp", "tcp6")]
-    tables = [table for table in tables if table.exists()]  # not every machine has IPv6
-    return [row.split() for table in tables for row in table.read_text().splitlines()[1:]]
 
 
 def proof_of(output):
@@ -250,19 +240,20 @@ def recorded_output(lesson_id):
     return re.search(r"```console\n\$ [^\n]*\n(.*?)\n```", part, re.S)[1]
 
 
-def slides_of(deck):
-    """Return the Markdown of each slide of a deck: day1, day2 or beyond."""
-    text = (ROOT / "slides" / f"{deck}.md").read_text()
-    return text.split("---\n", 2)[2].split("\n---\n")
+def wait_without_trouble(job):
+    """Wait for a job, which must not reach its limit, and leave nothing."""
+    job.wait()
+    assert not job.stopped, job.output + job.errors
+    assert job.left == []
 
 
-def agenda(deck):
-    """Return the minutes that a deck's agenda gives to each part, as a Counter.
+def started(job):
+    """Return the ids of the processes that a job has said it started."""
+    return [int(pid) for pid in re.findall(r"^started (\d+)$", job.output, re.M)]
 
-    The agenda is the slide whose table has columns "min". A topic may stand before the minutes.
-    """
-    slide = next(slide for slide in slides_of(deck) if re.search(r"^\|.* min \|", slide, re.M))
-    planned = Counter()
-    for name, minutes in re.findall(r"\| (\w[\w -]*) \|(?: *[^|\d][^|]*\|)? (\d+)(?= \|)", slide):
-        planned[name] += int(minutes)
-    return planned
+
+def lives(pid):
+    """Return whether a process runs, and is no zombie."""
+    need("ps")
+    done = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return done.stdout[:1] not in ("", "Z")  # a zombie has ended

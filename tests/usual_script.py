@@ -1,6 +1,6 @@
 """Train a small network on one device: a usual script, as many people have one.
 
-The boxes "In your own script" of the lessons' pages are changes to this file. tests/test_pages.py
+The boxes "In your own script" of the lessons' pages are changes to this file. tests/test_docs.py
 applies each of them and runs what comes out on two ranks.
 """
 

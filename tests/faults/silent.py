@@ -86,11 +86,7 @@ def gradients(wrong, program, model, plain, images, labels, last):
     late = wrong == "`no_sync` around `backward` only"
     with nullcontext() if late else silent:
         loss = F.cross_entropy(forward(images), labels)
-        longer = (
-            "the loss is multiplied by the world size",
-            "the loss is multiplied, but with Adam",
-        )
-        factor = world_size if wrong in longer else 1
+        factor = world_size if (wrong or "").startswith("the loss is multiplied") else 1
         factor /= 2 if program == "two batches a step" else 1
         with silent if late else nullcontext():
             (factor * loss).backward()

@@ -1,21 +1,14 @@
-"""Snapshots that are cut off, damaged or hostile, and saves that are killed.
+"""Snapshots that are cut off, damaged or hostile, and saves that are killed."""
 
-Lesson 12 itself is in test_lesson_12.py: killed ranks change nothing, another number of ranks goes
-on, and a job with other arguments does not take the snapshot.
-"""
-
+import itertools
 import multiprocessing
 import os
-import pickle
-import signal
 import time
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
-from catalogue import saw
+from faults import saw
 from helpers import chooser, load_lesson
-from torch.distributed.checkpoint.api import CheckpointException
 
 BEFORE = "Nothing: lesson 12 goes on from the snapshot before."
 
@@ -30,24 +23,7 @@ class Hostile:
         return os.system, (f"touch '{self.file}'",)
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is")  # there is one process here
-def test_the_hostile_files_of_these_tests_do_run_code(tmp_path):
-    """Or the tests below would prove nothing. Lesson 17's checkpoints can do so, and it says so."""
-    content = pickle.dumps(Hostile(tmp_path / "by pickle"))
-    pickle.loads(content)
-    torch.save({"more": Hostile(tmp_path / "by torch")}, tmp_path / "file.pt")
-    torch.load(tmp_path / "file.pt", weights_only=False)
-    content = pickle.dumps(Hostile(tmp_path / "by dcp"))
-    (tmp_path / ".metadata").write_bytes(content)
-    with pytest.raises(CheckpointException):
-        dcp.load({"weight": torch.zeros(1)}, checkpoint_id=tmp_path)
-    assert sorted(x.name for x in tmp_path.glob("by *")) == ["by dcp", "by pickle", "by torch"]
-
-
-@pytest.mark.parametrize(
-    "damage",
-    ["truncated", "one bit wrong", "empty", "code", "a pickle of code", "more than tensors"],
-)
+@pytest.mark.parametrize("damage", ["truncated", "one bit wrong", "code"])
 def test_the_newest_whole_snapshot_is_loaded(damage, tmp_path, capsys):
     lesson = load_lesson("12")
     path, sign = tmp_path / "snapshot.pt", tmp_path / "code has run"
@@ -56,27 +32,21 @@ def test_the_newest_whole_snapshot_is_loaded(damage, tmp_path, capsys):
         lesson.save({"epoch": epoch, "model": {"weight": torch.arange(1000.0)}}, path)
     assert lesson.load(path)["epoch"] == 1
     assert capsys.readouterr().out == ""
-    assert sorted(x.name for x in tmp_path.iterdir()) == ["snapshot.before", "snapshot.pt"]
-    whole = path.read_bytes()
-    middle = whole.index(torch.arange(1000.0).numpy().tobytes()) + 2000
-    content = {
-        "truncated": whole[: len(whole) // 2],
-        "one bit wrong": whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :],
-        "empty": b"",
-        "a pickle of code": pickle.dumps(Hostile(sign)),
-    }
-    if damage in content:
-        path.write_bytes(content[damage])
+    whole = bytearray(path.read_bytes())
+    if damage == "truncated":
+        path.write_bytes(whole[: len(whole) // 2])
+    elif damage == "one bit wrong":
+        whole[whole.index(torch.arange(1000.0).numpy().tobytes()) + 2000] ^= 1
+        path.write_bytes(whole)
     else:
-        torch.save({"epoch": 2, "more": Hostile(sign) if damage == "code" else path}, path)
+        torch.save({"epoch": 2, "more": Hostile(sign)}, path)
     assert lesson.load(path)["epoch"] == 0
     said = capsys.readouterr().out
-    saw(f"a snapshot: {damage}", r"^\S+ cannot be used: [^.\n]+", BEFORE, said, None)
+    saw(f"a snapshot: {damage}", r"^\S+ cannot be used: [^.\n]+", BEFORE, said)
     assert not sign.exists()
-    path.unlink()
-    assert lesson.load(path)["epoch"] == 0
 
 
+@pytest.mark.full
 def test_a_save_that_is_killed_at_any_moment_leaves_a_whole_snapshot(tmp_path):
     lesson, choose = load_lesson("12"), chooser()
     path = tmp_path / "snapshot.pt"
@@ -86,19 +56,17 @@ def test_a_save_that_is_killed_at_any_moment_leaves_a_whole_snapshot(tmp_path):
         lesson.save({"epoch": epoch, "model": model}, path)
 
     def save_for_ever(first):
-        for epoch in range(first, first + 100_000):
+        for epoch in itertools.count(first):
             save(epoch)
 
     save(0)
     newest = 0
+    fork = multiprocessing.get_context("fork")  # this process has torch already
     for _ in range(20):
-        # By fork: this process has torch already.
-        saver = multiprocessing.get_context("fork").Process(
-            target=save_for_ever, args=(newest + 1,)
-        )
+        saver = fork.Process(target=save_for_ever, args=[newest + 1])
         saver.start()
         time.sleep(0.05 + choose.random() / 10)
-        os.kill(saver.pid, signal.SIGKILL)
+        saver.kill()
         saver.join()
         state = lesson.load(path)
         assert state["epoch"] >= newest
@@ -107,4 +75,4 @@ def test_a_save_that_is_killed_at_any_moment_leaves_a_whole_snapshot(tmp_path):
     assert newest > 0  # some were whole before the kill
     assert list(tmp_path.glob("snapshot.[0-9]*"))  # at least once it was killed while it wrote
     assert set(tmp_path.glob("snapshot.[a-z]*")) <= {path, path.with_suffix(".before")}
-    saw("lesson 12 is killed in the middle of a save, 20 times", None, BEFORE, "", None)
+    saw("lesson 12 is killed in the middle of a save, 20 times", None, BEFORE, "")

@@ -1,28 +1,27 @@
-"""Ports in use, names that cannot be resolved, nodes out of reach, a link that is cut."""
+"""Ports in use, names that cannot be resolved, a link that is cut."""
 
-import shlex
+import ipaddress
 import socket
 import subprocess
 
+import psutil
 import pytest
-from catalogue import PATIENCE, lesson, local, on_slurm
+from faults import IMPATIENT, lesson, local, on_slurm
 from helpers import LAUNCHER
 
 BY_HAND = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}
-UNTIL_LOST = "Start again without that node: `--exclude` at `salloc`."
 
 
 def test_a_port_in_use(tmp_path):
     with socket.create_server(("", 0)) as other:
         port = other.getsockname()[1]
         job = local("2", "9", cwd=tmp_path, env={"MASTER_PORT": str(port)})
-        job.check(
-            "MASTER_PORT is in use, `--local`",
-            r"message: address already in use(?s:.*)^The first to fail: rank 0 .*",
-            "`unset MASTER_PORT`: the launcher finds a free one.",
-        )
+        says = r"message: address already in use(?s:.*)^The first to fail: rank 0 .*"
+        do = "`unset MASTER_PORT`: the launcher finds a free one."
+        job.check("MASTER_PORT is in use, `--local`", says, do)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("fault", "address"),
     [
@@ -31,7 +30,7 @@ def test_a_port_in_use(tmp_path):
     ],
 )
 def test_rank_0_is_not_found(fault, address, tmp_path):
-    job = lesson("9", cwd=tmp_path, env=BY_HAND | PATIENCE | {"MASTER_ADDR": address})
+    job = lesson("9", cwd=tmp_path, env=BY_HAND | IMPATIENT | {"MASTER_ADDR": address})
     job.check(
         f"{fault}, started by hand (`DIST_TIMEOUT=6`)",
         rf"The client socket has timed out after 6000ms while trying to connect to \({address}",
@@ -39,31 +38,28 @@ def test_rank_0_is_not_found(fault, address, tmp_path):
     )
 
 
-def set_link(cluster, state):
-    inside = ["nsenter", "--target", str(cluster.pid("login")), "--net"]
-    subprocess.run([*inside, "ip", "link", "set", "node2", state], check=True)
-
-
-def test_a_node_is_out_of_reach_when_a_job_starts(breakable, tmp_path):
-    job = on_slurm(breakable, "salloc", "--nodes", 2, "bash", cwd=tmp_path, typed=True)
-    job.until("Granted")
-    set_link(breakable, "down")
-    job.type(f"{shlex.quote(str(LAUNCHER))} 9; exit $?")
-    job.check(
-        "a node is out of reach when the lesson starts, Slurm",
-        r"Task launch for \S+ failed on node node2: Communication connection failure"
-        r"(?s:.*)^Slurm has lost node2, or cannot reach it\.",
-        UNTIL_LOST,
-    )
-
-
+@pytest.mark.full
 def test_the_link_is_cut_in_the_middle(breakable, tmp_path):
-    job = on_slurm(breakable, "salloc", "--nodes", 2, LAUNCHER, "9", cwd=tmp_path, env=PATIENCE)
+    job = on_slurm(breakable, "salloc", "--nodes", 2, LAUNCHER, "9", cwd=tmp_path, env=IMPATIENT)
     job.until("1 MB:")
-    set_link(breakable, "down")
+    inside = ["nsenter", "--target", str(breakable.pid("login")), "--net"]
+    subprocess.run([*inside, "ip", "link", "set", "node2", "down"], check=True)
     output = job.check(
         "the link to a node is cut, Slurm (`DIST_TIMEOUT=6`)",
         r"^(Slurm has lost node2, or cannot reach it\.|A node does not answer: see) .*$",
-        UNTIL_LOST,
+        "Start again without that node: `--exclude` at `salloc`.",
     )
     assert "Timed out waiting 6000ms" in output
+
+
+def test_ranks_listen_on_the_interface_that_the_launcher_names(tmp_path):
+    """All but one port: PyTorch's TCPStore, the meeting point, listens on all addresses."""
+    job = local("2", "9", cwd=tmp_path)
+    job.until("1 MB:")
+    connections = [x for pid in job.processes() for x in psutil.Process(pid).net_connections()]
+    job.end()
+    listen = [x.laddr.ip for x in connections if x.status == psutil.CONN_LISTEN]
+    found = [ipaddress.ip_address(x.removeprefix("::ffff:")) for x in listen]
+    elsewhere = [address for address in found if not address.is_loopback]
+    assert len(elsewhere) == 1 < len(found)
+    assert elsewhere[0].is_unspecified

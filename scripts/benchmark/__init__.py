@@ -1,1 +1,0 @@
-"""The cases of benchmark.py, and what they compare the lessons with."""

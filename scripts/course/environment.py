@@ -1,0 +1,125 @@
+"""Start Python in an environment that has all of requirements.txt. Needs the standard library only.
+
+Usage: PYTHON environment.py [--tests] [--torch VERSION] -- ARGUMENTS_OF_PYTHON
+
+1. If the environment of PYTHON has it all, it is used as it is.
+2. Otherwise .venv is made beside the README. If PYTHON has torch (a site module, conda), .venv sees
+   its packages, and torch and torchvision stay at the site's versions. If not, they come from PyPI
+   or, where TORCH_INDEX is set, from that index.
+With --torch, .venv-torch-VERSION has that torch, whatever the site has.
+
+.venv/made-from has a line for the Python it was made from, as the launcher compares it, and one for
+each of the site's packages that stay, such as torch==2.6.0.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the rooms
+
+from course.lists import ROOT, is_older, read_requirements
+
+
+def installed(name):
+    """Return the version of a distribution, "" if it is not installed. torch is not imported."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def lacks(name, oldest):
+    """Return whether a distribution is missing or too old."""
+    found = installed(name)
+    return not found or is_older(found, oldest)
+
+
+def make(venv, made_from):
+    """Make an environment. If a site's torch stays, it sees the packages of the active one."""
+    kept = " and ".join(made_from[1:])
+    what = f"{kept} of the active Python stays." if kept else "It takes minutes, and several GB."
+    print(f"Making {venv.name}. {what}", flush=True)
+    if subprocess.run([sys.executable, "-m", "venv", "--clear", venv]).returncode:
+        todo = "Activate an environment that has them, or copy the course to a folder of your own."
+        why = f"{venv} cannot be made, as the line above says"
+        sys.exit(f"Packages of requirements.txt are missing, and {why}. {todo}")
+    if kept:
+        seen = [folder for folder in sys.path if folder.endswith("-packages")]
+        [packages] = venv.glob("lib/python3*/site-packages")
+        (packages / "active-environment.pth").write_text("\n".join([*seen, ""]))
+    (venv / "made-from").write_text("\n".join([*made_from, ""]))
+
+
+def install(needed, lacking, kept):
+    """Install what the environment lacks in which this runs."""
+    venv = Path(sys.prefix).name
+    print(f"Installing what {venv} lacks: {lacking}.", flush=True)
+    constraints = Path(sys.prefix, "constraints.txt")
+    constraints.write_text("\n".join([*kept, ""]))
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip += ["--constraint", str(constraints)]
+    # Without what the site has: for pip, its torch 2.6.0a0+site is older than torch>=2.6.
+    there = [line.partition("==")[0] for line in kept]
+    wanted = {name: name + oldest for name, oldest in needed.items() if name not in there}
+    index = os.environ.get("TORCH_INDEX")
+    if index and not kept:
+        both = [wanted["torch"], wanted["torchvision"]]  # from one index, or they do not fit
+        if subprocess.run([*pip, *both, "--index-url", index]).returncode:
+            why = "the lines above say why."
+            sys.exit(f"torch and torchvision could not be installed from {index}: {why}")
+    if subprocess.run([*pip, *wanted.values()]).returncode:
+        sys.exit(f"What is needed could not be installed into {venv}: the lines above say why.")
+
+
+def choose_environment(venv, needed, own_torch):
+    """Return if this is an environment that has what is needed; otherwise start again in one."""
+    lacking = ", ".join(name for name, oldest in needed.items() if lacks(name, oldest))
+    file = venv / "made-from"  # what is half made, or by somebody else, has none
+    made_from = file.read_text().splitlines() if file.exists() else []
+    inside = venv.exists() and venv.samefile(sys.prefix)
+    names = ("torch", "torchvision") if installed("torch") and not own_torch else ()
+    kept = [f"{name}=={installed(name)}" for name in names if installed(name)]
+    if kept and not inside and lacks("torch", needed["torch"]):
+        here = f"this environment has {installed('torch')}"
+        todo = "Load a newer module, or leave it: deactivate"
+        sys.exit(f"torch {needed['torch'].strip('>=')} or newer is needed; {here}. {todo}")
+    if not lacking and (inside or not own_torch):
+        return
+    if inside:
+        install(needed, lacking, made_from[1:])
+        return
+    wanted = [f"{sys.prefix} {sys.version}", *kept]
+    if made_from and made_from != wanted:
+        text = f"{venv} was made for an environment that is not active now: {', '.join(made_from)}"
+        todo = f"Activate that one first, for example with module load, or delete {venv}."
+        sys.exit(f"{text}. {todo}")
+    if not made_from:
+        make(venv, wanted)
+    python = str(venv / "bin" / "python")  # there, the rest is installed
+    os.execv(python, [python, *sys.argv])
+
+
+def main():
+    """Start the command."""
+    separator = sys.argv.index("--")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tests", action="store_true")
+    parser.add_argument("--torch")
+    options = parser.parse_args(sys.argv[1:separator])
+    venv = ROOT / ".venv"
+    needed = read_requirements("requirements.txt")
+    if options.tests:
+        needed |= read_requirements("tests/requirements.txt")
+    if options.torch:
+        venv = ROOT / f".venv-torch-{options.torch}"
+        needed["torch"] = f"=={options.torch}"
+    choose_environment(venv, needed, own_torch=options.torch)
+    os.execv(sys.executable, [sys.executable, *sys.argv[separator + 1 :]])
+
+
+if __name__ == "__main__":
+    main()

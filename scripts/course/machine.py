@@ -1,0 +1,66 @@
+"""What something ran on, for whoever reads the numbers later."""
+
+import os
+import platform
+import re
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+
+def cores():
+    """Return how many logical cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def processor():
+    """Return the name of the CPU, or its kind where the system does not say more."""
+    file = Path("/proc/cpuinfo")
+    names = re.findall(r"^model name\s*: (.+)", file.read_text(), re.M) if file.exists() else []
+    return names[0] if names else platform.machine()
+
+
+def gpus():
+    """Return how many GPUs of which kind torch sees, such as 4 x NVIDIA A100, or "no GPU"."""
+    import torch  # here, because it takes seconds to load
+
+    count = torch.accelerator.device_count()
+    if not count:
+        return "no GPU"
+    kind = torch.accelerator.current_accelerator().type
+    module = torch.get_device_module(kind)
+    # Apple's GPU has no name.
+    name = module.get_device_name(0) if hasattr(module, "get_device_name") else kind
+    return f"{count} x {name}"
+
+
+def described(*more):
+    """Return one line on this machine; more is what else to say."""
+    words = [
+        platform.system(),
+        f"{cores()} CPU cores",
+        gpus(),
+        f"Python {platform.python_version()}",
+        f"torch {version('torch').partition('+')[0]}",  # 2.6.0+cu124 is 2.6.0
+        *more,
+    ]
+    return ", ".join(words)
+
+
+def recorded(command, *more):
+    """Return one line on where and when a command was recorded; more is what else to say."""
+    return f"Recorded on {time.strftime('%Y-%m-%d')} with `{command}`: {described(*more)}.\n"
+
+
+def facts(command, began):
+    """Return what a command ran on, when and how, as {name: text}; began in seconds as time."""
+    begin = time.strftime("%Y-%m-%d %H:%M", time.localtime(began))
+    every = {
+        "command": command,
+        "when": f"{begin} to {time.strftime('%H:%M %Z')}",
+        "machine": described(),
+        "processor": processor(),
+        "system": platform.platform(),
+        "Slurm nodes": os.environ.get("SLURM_JOB_NODELIST", ""),
+    }
+    return {name: text for name, text in every.items() if text}

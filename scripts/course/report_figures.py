@@ -1,0 +1,231 @@
+"""The figures of the report: each is drawn from what lessons of this run printed or wrote."""
+
+import io
+import re
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib import style
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+# Neither too light nor too dark, so that they can be seen on a white page and on a dark one.
+BLUE, ORANGE, GREEN, PURPLE, GREY = "#2f86c9", "#d1690e", "#2b9a66", "#9b6fc9", "#858f9b"
+STYLE = {
+    "svg.fonttype": "none",  # text stays text
+    "figure.figsize": (4.4, 3.7),  # inches; small, so that letters are large on a telephone
+    "figure.constrained_layout.use": True,
+    "font.size": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "legend.frameon": False,
+}
+
+
+def find(pattern, result):
+    """Return what the groups of a pattern match, for each such line that a lesson printed."""
+    return re.findall(pattern, result["output"], re.MULTILINE)
+
+
+def svg_of(drawing, name):
+    """Return a figure as SVG for a page that has several, in the page's own colour for text."""
+    file = io.StringIO()
+    drawing.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    svg = file.getvalue().replace("#000000", "currentColor")
+    svg = svg[svg.index("<svg") :]
+    # No id may stand twice in a page.
+    return Markup(re.sub(r'( id="|xlink:href="#|url\(#)', rf"\1{name}-", svg))
+
+
+def plain_ticks(axis):
+    """Put plain numbers at 1, 2, 5, 10 and so on of a logarithmic axis."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter("{x:,g}")
+    axis.set_minor_locator(NullLocator())
+
+
+def loss_curve(path, points=20):
+    """Return images seen and mean loss since the point before, [points] each, from an event file.
+
+    As in lesson 8, a point stands for many steps, because a single batch is noisy.
+    """
+    events = EventAccumulator(str(path), size_guidance={"scalars": 0})  # 0: all of them
+    events.Reload()
+    seen, losses = np.array([(e.step, e.value) for e in events.Scalars("loss/train")]).T
+    images = np.diff(seen, prepend=0)
+    parts = np.array_split(np.arange(len(seen)), min(points, len(seen)))
+    means = [np.average(losses[part], weights=images[part]) for part in parts]
+    return [seen[part[-1]] for part in parts], means
+
+
+# The color and the name of a curve of lesson 8 or 10, by the folder of its events.
+CURVES = {
+    "alone": (BLUE, "one process"),
+    "unscaled": (ORANGE, "DDP, unscaled rate"),
+    "linear": (GREEN, "DDP, linear rate"),
+    "sqrt": (GREEN, "DDP, sqrt rate"),
+}
+
+
+def loss(axes, results):
+    """Draw the loss curves of lesson 8, and as circles those of lesson 10."""
+    for result in results:
+        for path in result["events"]:
+            color, label = CURVES[path.parent.name]
+            label = f"lesson {result['id']}: {label}"
+            line = "o" if result["id"] == "10" else "-"
+            axes.plot(*loss_curve(path), line, color=color, label=label, mfc="none")
+    axes.set(xlabel="images seen", ylabel="training loss", yscale="log", xlim=0)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    plain_ticks(axes.yaxis)
+
+
+def gaps(axes, results):
+    """Draw how far the losses of each lesson are from those of one process, or of its other way."""
+    lowest = 1e-10  # a gap of 0 has no place on a logarithmic axis
+    for result in results:
+        for text in find(r"^=> .*losses within ([\de.+-]+)", result)[-1:]:
+            gap = float(text)
+            point = max(lowest, gap), f"lesson {result['id']}"
+            axes.plot(*point, "o", color=BLUE)
+            axes.annotate(
+                text if gap else "0", point, (7, 0), textcoords="offset points", va="center"
+            )
+    axes.figure.set_figheight(1.3 + 0.25 * len(axes.lines))
+    if axes.lines:
+        axes.axvline(1e-5, color=ORANGE)
+    axes.set(xscale="log", xlim=(lowest / 3, 1e-3), xlabel="largest difference of the losses")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.margins(y=0.15)
+    axes.invert_yaxis()
+
+
+def time_shares(axes, results):
+    """Draw where the time of each rank went, as lesson 5 and test-profile print it."""
+    row = r"^ *(\d+)" + r" +([\d.]+)%" * 5 + "$"
+    rows = [(x["id"].removeprefix("test-"), *shares) for x in results for shares in find(row, x)]
+    names = [f"{lesson}, rank {rank}" for lesson, rank, *_ in rows]
+    shares = np.array([shares for _, _, *shares in rows], dtype=float).reshape(-1, 5)
+    data, compute, communication, overlap, idle = shares.T
+    parts = {  # what overlaps is printed with both, and has its place in the bar once
+        "data": (data, PURPLE),
+        "computing": (compute - overlap, BLUE),
+        "both (overlap)": (overlap, GREEN),
+        "communicating": (communication - overlap, ORANGE),
+        "idle": (idle, GREY),
+    }
+    axes.figure.set_figheight(2 + 0.3 * len(rows))
+    left = np.zeros(len(rows))
+    for label, (share, color) in parts.items():
+        bars = axes.barh(names, share, left=left, color=color, label=label)
+        texts = [f"{x:.0f}" if x >= 7 else "" for x in share]
+        axes.bar_label(bars, texts, label_type="center", color="#111111")
+        left += share
+    axes.set(xlabel="% of the time")
+    axes.margins(x=0)
+    axes.invert_yaxis()
+    axes.grid(visible=False)
+
+
+def speed_up(axes, results):
+    """Draw the images/s of each setting over those of one process, as lesson 7 prints them."""
+    pattern = r"^(one process.*?|\w+ scaling) +\d+ .* ([\d.]+) \(([\d.]+) to ([\d.]+)\)$"
+    for name, *numbers in find(pattern, results[0]):
+        gain, lowest, highest = map(float, numbers)
+        spread = [[gain - lowest], [highest - gain]]
+        axes.barh(name, gain, xerr=spread, color=BLUE, ecolor=GREY)
+        place = (highest, name)
+        axes.annotate(f"{gain:.2f}", place, (5, 0), textcoords="offset points", va="center")
+    axes.set(xlabel="times the images/s of one process", xlim=0)
+    axes.margins(x=0.2)
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.figure.set_figheight(2.6)
+
+
+def bandwidth(axes, results):
+    """Draw the bus bandwidth of all_reduce over the size, as lessons 1 and 9 print it."""
+    pattern = r"^(?:(.*), (\d+) ranks, )? *(\d+ [kM]B): .* \(bus +([\d.,]+)\)$"
+    series, sizes = {}, {}
+    for result in results:
+        for where, ranks, size, speed in find(pattern, result):
+            # Lesson 1 names its ranks once, above.
+            where = where or "all"
+            ranks = ranks or find(r"^ranks: (\d+)", result)[0]
+            count, unit = size.split()
+            sizes[size] = int(count) * {"kB": 1e3, "MB": 1e6}[unit]
+            points = series.setdefault(f"lesson {result['id']}: {where}, {ranks} ranks", [])
+            points.append((sizes[size], float(speed.replace(",", ""))))
+    for (label, points), color in zip(series.items(), (BLUE, GREEN, ORANGE)):
+        axes.plot(*zip(*points), "o-", color=color, label=label)
+    axes.set_xscale("log")
+    axes.set_yscale("log", nonpositive="mask")  # a single rank has a bus bandwidth of 0
+    axes.set(xlabel="size of the message", ylabel="bus bandwidth, MB/s")
+    axes.set_xticks(list(sizes.values()), list(sizes))
+    axes.xaxis.set_minor_locator(NullLocator())
+    plain_ticks(axes.yaxis)
+
+
+# What is drawn: the function, the lessons that it is made from, the title and the caption.
+FIGURES = [
+    (
+        gaps,
+        ("4", "6", "7", "11", "13", "15", "17"),
+        "Equal losses",
+        "Each of these lessons trains in two ways that should give the same losses: many ranks "
+        "and one process, or a file and memory. Left of the line (1e-05) only rounding differs.",
+    ),
+    (
+        loss,
+        ("8", "10"),
+        "Loss and learning rate",
+        "The farther a curve lies above that of one process, the more its larger global batch has "
+        "cost. Lesson 10's circles, on two nodes, belong on lesson 8's lines.",
+    ),
+    (
+        time_shares,
+        ("5", "test-profile"),
+        "Where the time goes",
+        "Lesson 5 sends its gradients after computing, test-profile (profile) while it computes. "
+        "Only where a rank does both at the same time, a message costs no extra time.",
+    ),
+    (
+        speed_up,
+        ("7",),
+        "Speed-up of lesson 7",
+        "Weak scaling: the batch per process stays; strong scaling: the global batch stays. A bar "
+        "is the median of several rounds, its line the lowest and the highest.",
+    ),
+    (
+        bandwidth,
+        ("1", "9"),
+        "Bandwidth of all_reduce",
+        "Every message has a fixed cost: a small one spends its time on that, and only a large "
+        "one comes near to what the connection can carry.",
+    ),
+]
+
+
+def draw(results):
+    """Return the figures that the lessons which ended well have numbers for, a list of dicts."""
+    well = {x["id"]: x for x in results if not x["problem"] and not x["skipped"]}
+    figures = []
+    with style.context(["default", STYLE]):
+        for function, lessons, title, caption in FIGURES:
+            sources = [well[lesson] for lesson in lessons if lesson in well]
+            drawing = Figure()
+            axes = drawing.subplots()
+            if sources:
+                function(axes, sources)
+            if axes.get_legend_handles_labels()[0]:
+                drawing.legend(loc="outside upper left", fontsize=9)
+            if axes.has_data():
+                name = function.__name__
+                svg = svg_of(drawing, name)
+                figures.append({"name": name, "title": title, "caption": caption, "svg": svg})
+    return figures

@@ -1,0 +1,99 @@
+"""Blocks: what is between two marks of a page or a deck, and the function that makes it.
+
+The first mark says what belongs there, the second ends it:
+
+    <!-- begin head 4 -->           the links to the pages before and after; minutes, script, slides
+    <!-- begin foot 4 -->           the links again, at the end. Or a file: foot day2/NODES.md
+    <!-- begin code 4 train -->     a function, or a method: Class.method. In a deck it comes
+                                    without comments and docstring
+    <!-- begin code 4 train "a" "b" -->  from its first line that begins with a to the next that
+                                    begins with b
+    <!-- begin output 4 -->         what the lesson printed when it was last recorded; folded in a
+                                    page. In a deck, output 4 "a" "b": the lines that begin so
+    <!-- begin diff 4 6 -->         what a lesson changes above its dividing line
+    <!-- begin exercises 4 -->      the exercises of a lesson, or of a day (day1, day2)
+    <!-- begin lessons day1 -->     the pages of a day (day1, day2, beyond)
+    <!-- begin timetable day1 -->   when what is done in a class
+    <!-- begin measured -->         what each lesson showed, and how long it ran
+    <!-- begin faults -->           what the tests of faults saw when they were last recorded
+
+In decks only:
+
+    <!-- begin answer 5 "It takes {}%." "2 .* (\\S+)%" -->  a sentence with numbers of the output.
+                                    A pattern with two groups gives a quotient, the second number
+                                    by the first. Instead of the lesson a page: day2/LAYOUT.md
+    <!-- begin here 4 -->           the strip with all parts of the day: you are here
+    <!-- begin agenda day1 -->      the timetable as it fits on a slide
+    <!-- begin exercise 4.1 -->     what to type for an exercise
+    <!-- begin consequence 4.1 -->  what follows from its mistake
+    <!-- end -->
+
+Code and output may end with mark "a" "b": the lines that begin so are highlighted. A mark has no >,
+so the line that begins with => is found by "=".
+"""
+
+import re
+import shlex
+
+from course.lists import read_course, read_days, read_exercises, read_pages
+from docs import excerpts, pages, recordings, slides
+
+BLOCK = re.compile(r"(<!-- begin (\w+)([^>]*?) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
+# Each function takes the course, the page, and the words of the mark.
+KINDS = {
+    "head": pages.head,
+    "foot": pages.foot,
+    "lessons": pages.lessons,
+    "timetable": pages.timetable,
+    "exercises": pages.exercises,
+    "code": excerpts.code,
+    "diff": excerpts.diff,
+    "output": slides.output,
+    "answer": slides.answer,
+    "here": slides.here,
+    "agenda": slides.agenda,
+    "exercise": slides.exercise,
+    "consequence": slides.consequence,
+    "measured": recordings.measured,
+    "faults": recordings.faults,
+}
+
+
+class Course:
+    """What blocks are made from: the lists of the course, {id: table}, its pages, and records."""
+
+    def __init__(self):
+        lists = read_course(), read_exercises(), read_days()
+        self.lessons, self.exercises, self.days = ({x["id"]: x for x in some} for some in lists)
+        self.pages = read_pages()
+        self.records = recordings.read_records()
+        self.faults = None  # the table, where the tests of faults have just been run
+
+
+def fill(text, page, course):
+    """Return a page's or a deck's text with its blocks filled in.
+
+    Raises ValueError with a sentence if one cannot be.
+    """
+
+    def replace(match):
+        begin, kind, words, old, end = match.groups()
+        try:
+            return begin + (make(kind, shlex.split(words), page, course) or old) + end
+        except (KeyError, TypeError, StopIteration, FileNotFoundError):
+            raise ValueError(f"{page}: there is nothing (any more) for {begin.strip()}") from None
+
+    text, count = BLOCK.subn(replace, text)
+    if count != text.count("<!-- begin "):
+        raise ValueError(f"{page}: a mark has no end, or a > in it.")
+    return text
+
+
+def make(kind, words, page, course):
+    """Return what belongs into a block; None to leave it as it is."""
+    marked = []
+    if "mark" in words:
+        i = words.index("mark")
+        words, marked = words[:i], words[i + 1 :]
+    new = KINDS[kind](course, page, *words)
+    return slides.highlighted(new, marked) if marked else new

@@ -1,0 +1,59 @@
+"""Excerpts of lessons, and what one lesson changes in another."""
+
+import ast
+import difflib
+import re
+import textwrap
+from pathlib import Path
+
+from course.lists import ROOT
+from docs.pages import DECKS
+
+RULER = "\n# ---- "  # begins the line between the lesson and its shared helpers
+
+
+def lines_of(source, name):
+    """Return the lines of a function, a class or a method, taken from a lesson's source."""
+    node = ast.parse(source)
+    for part in name.split("."):
+        node = next(x for x in node.body if getattr(x, "name", None) == part)
+    return source.splitlines()[node.lineno - 1 : node.end_lineno]
+
+
+def between(lines, first, last):
+    """Return the lines from the one that begins with first to the next that begins with last."""
+    begins = [line.strip() for line in lines]
+    i = next(i for i, line in enumerate(begins) if line.startswith(first))
+    j = next(j for j, line in enumerate(begins) if j >= i and line.startswith(last))
+    return lines[i : j + 1]
+
+
+def code(course, page, name, function, *words):
+    """Return an excerpt of a lesson as Markdown; see docs.blocks for the words."""
+    lines = lines_of((ROOT / course.lessons[name]["file"]).read_text(), function)
+    if words:
+        lines = between(lines, *words)
+    text = textwrap.dedent("\n".join(lines))
+    if page in DECKS:  # without docstrings, comments and empty lines
+        text = re.sub(r'^ *""".*?"""\n', "", text, flags=re.M | re.S)
+        text = re.sub(r"^ *(#.*)?\n|  # .*$", "", text, flags=re.M)
+    return f"```python\n{text}\n```\n"
+
+
+def above_ruler(lesson):
+    """Return the lines of a lesson above its ruler, without the docstring."""
+    text = (ROOT / lesson["file"]).read_text().partition(RULER)[0]
+    return text.rstrip().splitlines()[ast.parse(text).body[0].end_lineno :]
+
+
+def diff(course, page, *names):
+    """Return a unified diff of two lessons, above their rulers and without their docstrings."""
+    old, new = (course.lessons[name] for name in names)
+    files = [Path(x["file"]).name for x in (old, new)]
+    lines = difflib.unified_diff(above_ruler(old), above_ruler(new), *files, lineterm="", n=1)
+    lines = [re.sub(r"^(@@).*", r"\1", line) for line in lines]  # the numbers help nobody here
+    added = sum(line.startswith("+") for line in lines) - 1
+    removed = sum(line.startswith("-") for line in lines) - 1
+    whole = f"Both files as a whole: `diff {old['file']} {new['file']}`"
+    words = f"New lines: {added}. Lines that are gone: {removed}. {whole}"
+    return "\n".join(["```diff", *lines, "```", "", words, ""])

@@ -1,0 +1,115 @@
+"""The pages: where they are, the links between them, and their tables of lessons and exercises."""
+
+import os
+from pathlib import Path
+
+from course.lists import ROOT
+
+DECKS = ["slides/day1.md", "slides/day2.md", "slides/beyond.md"]
+GLOBS = ("*.md", "[!.]*/*.md", "*/exercises/*.md", "tests/faults/*.md")
+PAGES = [str(x.relative_to(ROOT)) for glob in GLOBS for x in sorted(ROOT.glob(glob))]
+PAGES = [page for page in PAGES if page not in DECKS]
+
+
+def table(head, rows):
+    """Return a Markdown table; head and each row are lists of texts."""
+    lines = [" | ".join(cells) for cells in (head, *rows)]
+    lines = [f"| {line} |" for line in lines]
+    lines.insert(1, "|---" * len(head) + "|")
+    return "\n".join(lines) + "\n"
+
+
+def link(words, file, here):
+    """Return a link from a page to a file, both from the root of the repository."""
+    return f"[{words}]({os.path.relpath(file, Path(here).parent)})"
+
+
+def title_of(page):
+    """Return what a page is called: "Lesson 4" for a lesson, else its first heading."""
+    if page.get("id", "").isdigit():
+        return f"Lesson {page['id']}"
+    return page.get("id") or (ROOT / page["file"]).read_text().partition("\n")[0].removeprefix("# ")
+
+
+def page_of(name, pages):
+    """Return a page; name is the id of a lesson or a file."""
+    return next(x for x in pages if name in (x.get("id"), x["file"]))
+
+
+def foot(course, here, name):
+    """Return the line with the links to the pages before and after, and to the day's list."""
+    i, words = course.pages.index(page_of(name, course.pages)), []
+    if i > 0:
+        before = course.pages[i - 1]
+        words.append(link(f"← {title_of(before)}", before["file"], here))
+    words.append(f"[Day {here.partition('/')[0][-1]}](README.md)")
+    if i + 1 < len(course.pages):
+        after = course.pages[i + 1]
+        words.append(link(f"{title_of(after)} →", after["file"], here))
+    return " · ".join(words) + "\n"
+
+
+def head(course, here, name):
+    """Return what is below a page's title: the links, then minutes, script and slides."""
+    page, links = page_of(name, course.pages), foot(course, here, name)
+    if "minutes" not in page:
+        return links
+    words = [f"{page['minutes']} minutes"]
+    if "script" in page:
+        script = Path(page["script"]).name
+        words.append(f"script [{script}]({script})")
+    deck = f"{page['day']}.pdf"
+    words.append(f"slides [{deck}](../slides/{deck})")
+    return f"{links}\n{' · '.join(words)}\n"
+
+
+def lessons(course, here, day):
+    """Return the table of the pages of a day, or beyond."""
+    rows = []
+    for x in course.pages:
+        if x["day"] == day:
+            name = link(title_of(x), x["file"], here)
+            rows.append([name, x["idea"], str(x.get("minutes", ""))])
+    return table(["page", "the one idea", "minutes"], rows)
+
+
+def parts_of(day, pages):
+    """Return the parts of a day, a list of (minute of the day, minutes, title, page, part).
+
+    page is a table of read_pages, or None for a part that is no page; part is that of course.toml.
+    """
+    hour, minute = map(int, day["begin"].split(":"))
+    clock, parts = 60 * hour + minute, []
+    for part in day["parts"]:
+        page = page_of(part["page"], pages) if "page" in part else None
+        title = title_of(page) if page else part["title"]
+        minutes = page["minutes"] if page else part["minutes"]
+        parts.append((clock, minutes, title, page, part))
+        clock += minutes
+    return parts
+
+
+def timetable(course, here, day):
+    """Return a Markdown table of a day of a class, with links for the page in which it stands."""
+    rows = []
+    for clock, minutes, title, page, part in parts_of(course.days[day], course.pages):
+        name = link(title, page["file"], here) if page else title
+        own = [course.exercises[x] for x in part.get("exercises", [])]
+        links = " ".join(link(x["id"], x["file"], here) for x in own)
+        rows.append([f"{clock // 60:02}:{clock % 60:02}", name, str(minutes), links])
+    return table(["begin", "part", "minutes", "exercises"], rows)
+
+
+def exercises(course, here, where):
+    """Return the exercises of a lesson or of a day, with the command that checks the first."""
+    every = course.exercises.values()
+    chosen = [x for x in every if where == x["lesson"] or x["file"].startswith(f"{where}/")]
+    if not chosen:
+        return "This lesson has no exercise that checks itself.\n"
+    rows = []
+    for x in chosen:
+        name = link(x["id"], x["file"], here)
+        rows.append([name, x["kind"], str(x["minutes"]), x["about"]])
+    first = chosen[0]["id"]
+    check = f"`python scripts/check.py {first}` checks exercise {first}; `--hint` helps."
+    return f"{table(['exercise', 'kind', 'minutes', 'what it is about'], rows)}\n{check}\n"

@@ -1,0 +1,222 @@
+"""Be one rank of the doctor: print lines of JSON with what there is here. Started by doctor.sh.
+
+Usage: rank.py FILE [--imitated]   doctor.sh has written FILE into this folder
+
+First it prints what it finds on its machine, then how it met the other ranks, then what else can be
+imported. Nothing that goes wrong ends it: the launcher would end the others.
+"""
+
+import contextlib
+import hashlib
+import importlib
+import json
+import os
+import platform
+import re
+import runpy
+import shutil
+import signal
+import socket
+import sys
+import time
+from datetime import timedelta
+from importlib import metadata
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the rooms beside this one
+
+from course.lists import ROOT, is_older, read_requirements
+from launcher import gpus
+
+SHM = 32 * 2**20  # bytes of /dev/shm for each rank
+SECONDS = 20  # to wait for the other ranks, and again for an all_reduce
+NUMBERS = 1_000_000  # in an all_reduce, 4 bytes each
+
+
+def number(variable, default=0):
+    """Return the number in a variable of the environment."""
+    value = os.environ.get(variable, "")
+    return int(value) if value.isdigit() else default
+
+
+RANK, LOCAL_RANK = number("RANK"), number("LOCAL_RANK")
+WORLD_SIZE, LOCAL_WORLD_SIZE = number("WORLD_SIZE", 1), number("LOCAL_WORLD_SIZE", 1)
+MASTER = os.environ.get("MASTER_ADDR", "")
+IMITATED = "--imitated" in sys.argv
+NODE = os.environ.get("SLURMD_NODENAME", socket.gethostname())
+if IMITATED:
+    NODE = f"imitated node {RANK // LOCAL_WORLD_SIZE}"
+
+
+def tell(**facts):
+    """Print facts as a line, in one piece: several ranks may print at the same time."""
+    sys.stdout.write(json.dumps({"rank": RANK, "node": NODE, **facts}) + "\n")
+    sys.stdout.flush()
+
+
+def find_versions(names):
+    """Import packages of requirements.txt. Return their versions, or why they are not usable."""
+    versions = {"Python": platform.python_version()}
+    needed = read_requirements()
+    for name in names:
+        try:
+            module = importlib.import_module(name.replace("-", "_"))
+            # What torch says itself tells more: which CUDA it was built for.
+            torch = name in ("torch", "torchvision")
+            version = module.__version__ if torch else metadata.version(name)
+            old = is_older(version, needed[name])
+            versions[name] = f"too old ({version}, not {needed[name]})" if old else version
+        except Exception as error:  # whatever a broken package raises
+            words = (str(error).strip().splitlines() or [""])[-1]
+            versions[name] = f"not usable ({type(error).__name__}: {words})"
+    return versions
+
+
+# What there is. A check returns what is wrong and what to do, or "".
+
+
+def find_facts(token):
+    """Return what there is on this machine, as table.py reads it."""
+    checks = {
+        "CPUs": ("enough for the threads of each rank", check_cpus()),
+        "shared files": ("every node sees this folder", check_files(token)),
+        "data": ("MNIST is there on every node", check_data()),
+        "/dev/shm": ("room enough on every node", check_shm()),
+    }
+    return {
+        "local_rank": LOCAL_RANK,
+        "checks": checks,
+        "versions": find_versions(["torch"]),
+        "has_gpus": gpus.has_gpus(),
+        **find_gpus(),
+    }
+
+
+def check_cpus():
+    """Check that the rank has the CPUs that it asked for, and enough for its threads."""
+    have, threads = len(os.sched_getaffinity(0)), number("OMP_NUM_THREADS")
+    asked = 0 if IMITATED else min(number("SLURM_CPUS_PER_TASK"), os.cpu_count())
+    if have < asked:
+        return f"{have}, although {asked} were asked for. See --cpu-bind and SLURM_CPU_BIND"
+    if threads > have:
+        return f"{have} for {threads} threads, which take turns. Do unset OMP_NUM_THREADS"
+    return ""
+
+
+def check_files(token):
+    """Check that lessons can write to this folder, and that all nodes see what is written."""
+    if not os.access(".", os.W_OK):
+        return f"you cannot write to {Path.cwd()}. Go to a folder where you can: cd"
+    if not Path(token).exists():
+        todo = "Go to a folder on the file system that all nodes share: cd"
+        return f"what is written to {Path.cwd()} is not seen. {todo}"
+    return ""
+
+
+def check_data():
+    """Check that the files of MNIST are there as data/README.md lists them."""
+    table = (ROOT / "data" / "README.md").read_text()
+    damaged = []
+    for name, md5 in re.findall(r"^\| (\S+-ubyte) \|.*\| (\w{32}) \|$", table, re.M):
+        file = ROOT / "data" / "MNIST" / "raw" / name
+        content = b""
+        with contextlib.suppress(OSError):
+            content = file.read_bytes()
+        if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
+            damaged.append(name)
+    todo = "Restore it, in the folder of the course: git checkout data/MNIST"
+    return f"{', '.join(damaged)} missing or damaged. {todo}" if damaged else ""
+
+
+def check_shm():
+    """Check that /dev/shm has room: data loaders and NCCL exchange data there."""
+    wanted = SHM * LOCAL_WORLD_SIZE
+    if not Path("/dev/shm").is_dir() or shutil.disk_usage("/dev/shm").free >= wanted:
+        return ""
+    todo = "Remove what lies there; in a container: --shm-size=1g"
+    return f"less than {wanted / 2**20:,.0f} MB free. {todo}"
+
+
+def find_gpus():
+    """Return whether torch is built for GPUs, their ids, and the backend that the lessons take."""
+    facts = {"built": True, "gpus": [], "backend": ""}
+    with contextlib.suppress(Exception):  # a torch that is missing or too old is named anyway
+        import torch
+
+        kinds = ("cuda", "hip", "xpu")
+        facts["built"] = any(getattr(torch.version, kind, None) for kind in kinds)
+        facts["backend"] = choose_device()[1]
+        _, names = gpus.name_gpus(torch)
+        if names:  # a mask may call different GPUs the same
+            kind = torch.accelerator.current_accelerator().type
+            properties = torch.get_device_module(kind).get_device_properties
+            ids = [getattr(properties(i), "uuid", name) for i, name in enumerate(names)]
+            facts["gpus"] = [str(uuid) for uuid in ids]
+    return facts
+
+
+def choose_device():
+    """Return the device and the backend that the lessons choose for this rank."""
+    lesson = runpy.run_path(str(ROOT / "day2" / "9_torch_dist_multi_node.py"))
+    return lesson["choose_device"](LOCAL_RANK, LOCAL_WORLD_SIZE)
+
+
+# The meeting.
+
+
+def meet():
+    """Return how the meeting with the other ranks went, as table.py reads it."""
+    facts = {"met": False, "where": where()}
+    try:
+        import torch
+        import torch.distributed as dist
+
+        device, backend = choose_device()
+        torch.zeros(1, device=device)  # makes a GPU's context, which can take many seconds
+        timeout = timedelta(seconds=SECONDS)
+        store = dist.TCPStore(MASTER, number("MASTER_PORT"), WORLD_SIZE, RANK == 0, timeout)
+        facts["met"] = True
+        tell(**facts)  # what follows may take too long
+        own = None if backend == "gloo" else device
+        options = {"rank": RANK, "world_size": WORLD_SIZE, "timeout": timeout, "device_id": own}
+        dist.init_process_group(backend, store=store, **options)
+        facts["speed"] = f"{reduce_all(torch, device)}, {backend}, {device.type}"
+        time.sleep(0.2)  # as in the lessons: gloo's threads come to an end first
+        dist.destroy_process_group()
+    except Exception as error:  # whatever torch raises
+        facts["error"] = str(error).strip().partition("\n")[0].rstrip(".")
+    return facts
+
+
+def where():
+    """Return in words where this rank looks for the others: a wrong /etc/hosts shows here."""
+    try:
+        address = socket.getaddrinfo(MASTER, 0, type=socket.SOCK_STREAM)[0][4][0]
+    except OSError as error:
+        address = error.strerror
+    interfaces = ", ".join(name for _, name in socket.if_nameindex())
+    chosen = os.environ.get("GLOO_SOCKET_IFNAME") or "not chosen"
+    return f"{MASTER} is {address} there, the interface {chosen} (of {interfaces})"
+
+
+def reduce_all(torch, device):
+    """Return how fast an all_reduce is."""
+    tensor = torch.full((NUMBERS,), float(RANK), device=device)
+    torch.distributed.all_reduce(tensor)  # sets up connections: not timed
+    if tensor[0].item() != sum(range(WORLD_SIZE)):
+        raise RuntimeError("the sum is wrong")
+    begin = time.perf_counter()
+    torch.distributed.all_reduce(tensor)
+    tensor[0].item()  # waits until a GPU is done
+    seconds = time.perf_counter() - begin
+    return f"4 MB at {NUMBERS * 4 / seconds / 1e6:,.0f} MB/s"
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: no traceback
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what goes wrong is raised, too
+    tell(**find_facts(sys.argv[1]))
+    tell(**meet())
+    if LOCAL_RANK == 0:  # imports take long, so one rank of a node does these
+        tell(versions=find_versions(read_requirements()))
+    os._exit(0)  # without waiting for the threads of a broken process group

@@ -1,0 +1,189 @@
+"""Print what the ranks of the doctor have found, a line a check. Started by doctor.sh.
+
+Usage: table.py <LINES, those of the launcher and those that rank.py prints
+
+The exit status is 1 if a check failed. A check gets the facts of all ranks and returns two texts:
+what is fine, and what is not, with what to do. Some checks each rank has made for itself.
+"""
+
+import json
+import re
+import sys
+
+
+def some(names):
+    """Return names as text, each once, and of many only the first."""
+    names = list(dict.fromkeys(map(str, names)))
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(names[:4]) + more
+
+
+def on(ranks):
+    """Return "on" and the nodes of these ranks."""
+    return "on " + some(rank["node"] for rank in ranks)
+
+
+def grouped(ranks, key):
+    """Return {value: [rank, ...]} where key(rank) is that value."""
+    groups = {}
+    for rank in ranks:
+        groups.setdefault(key(rank), []).append(rank)
+    return groups
+
+
+def check_each(name, ranks):
+    """Return what the ranks have found themselves in a check."""
+    fine, _ = ranks[0]["checks"][name]
+    groups = grouped(ranks, lambda rank: rank["checks"][name][1])
+    groups.pop("", None)
+    return fine, "; ".join(f"{on(group)}: {problem}" for problem, group in groups.items())
+
+
+def check_version(name, ranks):
+    """Check that one package is usable and the same on all nodes."""
+    looked = [rank for rank in ranks if name in rank["versions"]]
+    groups = grouped(looked, lambda rank: rank["versions"][name])
+    if len(groups) == 1 and next(iter(groups))[:1].isdigit():
+        return f"{name} {some(groups)}", ""
+    text = "; ".join(f"{version} {on(group)}" for version, group in groups.items())
+    todo = "Use one environment for all nodes, on a disk they share, with all of requirements.txt"
+    return "", f"{name} {text}. {todo}"
+
+
+def check_versions(ranks):
+    """Check Python and all packages of requirements.txt."""
+    found = [check_version(name, ranks) for name in ranks[0]["versions"]]
+    problems = [problem for _, problem in found if problem]
+    return ", ".join(fine for fine, _ in found), "".join(problems[:1])
+
+
+def check_gpus(ranks):
+    """Check that torch sees the GPUs of each node, and that each rank can have a different one."""
+    blind = [rank for rank in ranks if rank["has_gpus"] and not rank["gpus"]]
+    if any(not rank["built"] for rank in blind):
+        version = some(rank["versions"]["torch"] for rank in blind)
+        todo = "Install torch and torchvision for GPUs: https://pytorch.org/get-started/locally/"
+        return "", f"torch {version} {on(blind)} is for CPUs only, and there are GPUs. {todo}"
+    if blind:
+        todo = "Ask for them (--gpus-per-node); if you did, is the driver too old? See nvidia-smi"
+        return "", f"torch sees none {on(blind)}, which has some. {todo} and day2/SITES.md"
+    nodes = grouped(ranks, lambda rank: rank["node"]).values()
+    problems = [problem for problem in map(problem_of_node, nodes) if problem]
+    if problems:
+        return "", problems[0]
+    backends = grouped(ranks, lambda rank: rank["backend"])
+    if len(backends) > 1:
+        text = "; ".join(f"{backend} {on(group)}" for backend, group in backends.items())
+        return "", f"ranks would talk through {text}. Ask for as many on each node"
+    if not any(rank["gpus"] for rank in ranks):
+        return "none, the ranks use the CPU", ""
+    how = "ranks talk through gloo: slow" if "gloo" in backends else "a different one for each rank"
+    return f"{', '.join(str(len(gpus_of(group))) for group in nodes)} on the nodes, {how}", ""
+
+
+def gpus_of(ranks):
+    """Return the GPUs that these ranks see."""
+    return {gpu for rank in ranks for gpu in rank["gpus"]}
+
+
+def problem_of_node(group):
+    """Return how the ranks of one node share its GPUs badly, "" if they do not."""
+    who = f"ranks {some(rank['rank'] for rank in group)} {on(group)}"
+    used = {r["gpus"][r["local_rank"] % len(r["gpus"])] for r in group if r["gpus"]}
+    if len(used) < min(len(group), len(gpus_of(group))):
+        return f"{who} use only {some(used)}. Let each see all of its node: --gpus-per-node alone"
+    return ""
+
+
+# The meeting.
+
+
+def check_meeting(ranks):
+    """Check that all ranks reached the first one."""
+    apart = [rank for rank in ranks if not rank.get("met")]
+    # The first rank waits for the others. It only says that they did not come.
+    todo = "Look at /etc/hosts there, the firewall, the interface, and MASTER_PORT"
+    problem = what_they_say([rank for rank in apart if rank["rank"]] or apart, todo)
+    return f"{len(ranks)} ranks have met", problem
+
+
+def check_all_reduce(ranks):
+    """Check the all_reduce of those that have met. The ranks choose new ports for it."""
+    bad = [rank for rank in ranks if rank.get("met") and "speed" not in rank]
+    todo = "Open all ports between the nodes, or choose another: export GLOO_SOCKET_IFNAME"
+    return ranks[0].get("speed", "not done"), what_they_say(bad, todo)
+
+
+def what_they_say(ranks, todo):
+    """Return what went wrong with these ranks as the first of them says it; "" if there is none."""
+    if not ranks:
+        return ""
+    who = f"rank {some(rank['rank'] for rank in ranks)} {on(ranks)}"
+    error = ranks[0].get("error", "it said no more")
+    return f"{who}: {error}. {ranks[0].get('where', '')}. {todo}"
+
+
+# The table.
+
+
+def check_answers(total, ranks):
+    """Check that all ranks have answered."""
+    absent = sorted(set(range(total)) - {rank["rank"] for rank in ranks})
+    if absent:
+        came = f"answers came from {some(rank['node'] for rank in ranks) or 'nobody'}"
+        return "", f"rank {some(absent)} gave none; {came}. See what is said above, or try again"
+    return f"of {total} ranks", ""
+
+
+def read_lines(lines):
+    """Return how many ranks there are, as the launcher says it first, and what each has found.
+
+    All other lines are passed on.
+    """
+    total, facts = 0, {}
+    for line in lines:
+        if line.startswith('{"rank": '):
+            found = json.loads(line)
+            facts.setdefault(found["rank"], found).update(found)
+            continue
+        print(line, end="", flush=True)
+        said = re.match(r"nodes: .*, in all: (\d+)$", line)
+        if said:
+            total = int(said[1])
+    return total, [facts[rank] for rank in sorted(facts)]
+
+
+def make_table(total, ranks):
+    """Return the checks as [(name, what is fine, what is not), ...]."""
+    table = [("answers", *check_answers(total, ranks))]
+    if not ranks:
+        return table
+    table += [(name, *check_each(name, ranks)) for name in ranks[0]["checks"]]
+    table.append(("GPUs", *check_gpus(ranks)))
+    table.append(("versions", *check_versions(ranks)))
+    # What cannot be imported cannot meet, and then there is no all_reduce.
+    if not table[-1][2]:
+        table.append(("meeting point", *check_meeting(ranks)))
+    if not table[-1][2]:
+        table.append(("all_reduce", *check_all_reduce(ranks)))
+    return table
+
+
+def main():
+    """Read, print the table, and return the exit status."""
+    total, ranks = read_lines(sys.stdin)
+    if not total:
+        return 1  # nothing was started: the launcher has said why
+    table = make_table(total, ranks)
+    for name, fine, problem in table:
+        print(f"FAIL {name}: {problem}" if problem else f"ok   {name}: {fine}")
+    failed = sum(bool(problem) for _, _, problem in table)
+    if failed:
+        print(f"=> not ready: {failed} of {len(table)} checks failed")
+        return 1
+    print(f"=> ready: {len(table)} checks ok, {len(ranks)} ranks")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

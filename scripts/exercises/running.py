@@ -1,0 +1,183 @@
+"""Run an exercise on its ranks, and say what each of them really did.
+
+The ranks are forks of one process that has imported torch. Each looks at its part of the exercise;
+then this process, which needs no torch, judges what all of them saw.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from multiprocessing.connection import wait
+
+from exercises.common import sentence_of
+
+START_LIMIT, RUN_LIMIT = 120, 20  # seconds: until all ranks stand, and until all are done
+PATIENCE = 1  # seconds that the other ranks still have once one has failed
+
+
+def check_of(exercise_id):
+    """Return the module with look and judge for an exercise: exercises.exercise_4_1 for 4.1."""
+    return importlib.import_module(f"exercises.exercise_{exercise_id.replace('.', '_')}")
+
+
+# The side of the ranks.
+
+
+def load(file):
+    """Return the exercise as a module. It is called as multiprocessing calls a main module."""
+    sys.dont_write_bytecode = True  # a learner's folder holds what the learner has put there
+    spec = importlib.util.spec_from_file_location("__mp_main__", file)
+    module = importlib.util.module_from_spec(spec)
+    # Then processes that it starts, for example those of a DataLoader, find its classes too.
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = module
+    module.__spec__ = None
+    spec.loader.exec_module(module)
+    return module
+
+
+def end_with(process):
+    """End this process when another one has ended, however it did."""
+    process.join()
+    os._exit(1)
+
+
+def set_up(rank, world_size, folder):
+    """Make this process a rank: its folder, its output and the variables of torchrun."""
+    launcher = multiprocessing.parent_process()
+    threading.Thread(target=end_with, args=(launcher,), daemon=True).start()
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.chdir(folder)
+    output = os.open(f"output of rank {rank}", os.O_WRONLY | os.O_CREAT)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
+    os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(world_size)
+
+
+def join_group(rank, world_size):
+    """Join the group of all ranks, and wait until they are there."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    if sys.platform == "linux":  # the workers of a DataLoader: quick, and as in lesson 11
+        multiprocessing.set_start_method("fork", force=True)
+    store = dist.FileStore("store", world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    dist.barrier()
+
+
+def be_rank(rank, world_size, exercise_id, file, folder, pipe):
+    """Be one rank: join the group, load the exercise, look, tell, and wait until all are done."""
+    set_up(rank, world_size, folder)
+    try:
+        join_group(rank, world_size)
+        pipe.send(("started", None))
+        pipe.send(("seen", check_of(exercise_id).look(load(file), rank, world_size)))
+    except SystemExit as error:
+        pipe.send(("failed", f"ended itself by exit({error.code!r})"))
+    except BaseException as error:
+        pipe.send(("failed", sentence_of(error, file)))
+    with contextlib.suppress(EOFError):
+        pipe.recv()  # who leaves early breaks the connections of the others
+    os._exit(0)
+
+
+# The side of this process.
+
+
+def import_once(exercises):
+    """Have torch, and what these exercises need besides, imported once for all of their ranks."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["KINETO_LOG_LEVEL"] = "99"  # hides what the profiler says of itself
+    modules = ["torch", "torch._dynamo", "torch.distributed", "torch.profiler", "h5py"]
+    for exercise in exercises:
+        modules += exercise.get("imports", [])
+    if sys.platform == "linux":  # not safe on a Mac
+        multiprocessing.set_forkserver_preload(modules)
+
+
+@contextlib.contextmanager
+def running_ranks(exercise, file, folder):
+    """Start the ranks of an exercise; yield {pipe: rank}. At the end none of them is left."""
+    context = multiprocessing.get_context("forkserver")
+    pipes, processes = {}, []
+    try:
+        for rank in range(exercise["processes"]):
+            ours, theirs = context.Pipe()
+            arguments = (rank, exercise["processes"], exercise["id"], str(file), folder, theirs)
+            process = context.Process(target=be_rank, args=arguments)
+            process.start()
+            processes.append(process)
+            theirs.close()
+            pipes[ours] = rank
+        yield pipes
+    finally:
+        for process in processes:  # they are done, or will never be
+            process.kill()
+        for process in processes:
+            process.join()
+
+
+def receive(pipe):
+    """Return the next message of a rank: its kind and its value."""
+    try:
+        return pipe.recv()
+    except (EOFError, OSError):
+        return "failed", "the process ended without a message"
+
+
+def collect(pipes, limit):
+    """Return what each rank saw, and how some failed: {rank: value}, {rank: text}.
+
+    A rank in neither was too late.
+    """
+    seen, failed = {}, {}
+    end = time.monotonic() + START_LIMIT
+    while len(seen) + len(failed) < len(pipes):
+        waiting = [pipe for pipe, rank in pipes.items() if rank not in seen | failed]
+        ready = wait(waiting, max(0, end - time.monotonic()))
+        if not ready:
+            break
+        for pipe in ready:
+            kind, value = receive(pipe)
+            if kind == "started" and not failed:  # the group stands, so all ranks have started
+                end = time.monotonic() + limit
+            elif kind == "seen":
+                seen[pipes[pipe]] = value
+            elif kind == "failed":
+                if not failed:  # the others may have something to say, or wait for it in vain
+                    end = min(end, time.monotonic() + PATIENCE)
+                failed[pipes[pipe]] = value
+    return seen, failed
+
+
+def run(exercise, file, limit=RUN_LIMIT):
+    """Run an exercise, at most limit seconds. Return the lines (right, sentence)."""
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        running_ranks(exercise, file, folder) as pipes,
+    ):
+        seen, failed = collect(pipes, limit)
+    if failed:
+        # "Connection closed by peer" is what a rank says when another has failed: not the cause.
+        causes = {rank: text for rank, text in failed.items() if "by peer" not in text}
+        return [
+            (False, f"rank {rank}: {text}") for rank, text in sorted((causes or failed).items())
+        ]
+    late = ", ".join(str(rank) for rank in pipes.values() if rank not in seen)
+    if late:
+        return [(False, f"rank {late}: not finished (limit {limit} s)")]
+    try:
+        return list(check_of(exercise["id"]).judge([seen[rank] for rank in sorted(seen)]))
+    except Exception as error:  # what the ranks returned is of another kind than expected
+        text = f"the result cannot be read ({type(error).__name__}: {error})"
+        return [(False, f"all ranks: {text}. Return what the docstring says.")]

@@ -1,0 +1,98 @@
+"""Why a job ended: what its processes say on stderr is passed on, the first to fail is named."""
+
+import contextlib
+import os
+import re
+import select
+import signal
+
+CANNOT = 69  # the exit status of a lesson that this machine or this PyTorch cannot run
+STDERR = 2
+SILENCE = 15  # seconds: srun may wait for a lost node without end
+# What PyTorch says where ranks did not meet in time: rank 0, and the others.
+APART = re.compile(r"Timed out after .* waiting for clients|client socket has timed out")
+LOST = re.compile(r"srun: error:.*(?:[Ff]ailure|failed) on (?:node )?([^ :]+)")
+TOLD = re.compile(r"launcher: (\d+\.\d+) (.*)")  # what a task tells the one who started srun
+
+
+class Verdict:
+    """Why a job ended: gathered from what its processes say on stderr, which is passed on.
+
+    failures   [(seconds, words), ...], such as (1700.5, "rank 1 on node2 ended with exit status 3")
+    lost       the node that Slurm has lost
+    apart      whether the ranks did not meet in time
+    cannot     whether torchrun has told of a rank that ended with status CANNOT
+    """
+
+    def __init__(self):
+        self.failures, self.lost, self.apart, self.cannot = [], "", False, False
+
+    def take(self, line):
+        """Take a line of bytes, and pass it on unless it is a task's."""
+        text = line.decode(errors="replace").rstrip("\n")
+        told = TOLD.fullmatch(text)
+        if told:
+            self.failures.append((float(told[1]), told[2]))
+            return
+        say(line)
+        lost = LOST.match(text)
+        if lost:
+            self.lost = lost[1]
+        elif re.match(rf" *exitcode *: {CANNOT} ", text):  # torchrun itself ends with 1
+            self.cannot = True
+        elif APART.search(text):
+            self.apart = True
+
+    def conclude(self):
+        """Say what failed first and which node is lost. Return CANNOT if nothing failed, else 0."""
+        first = min(self.failures)[1] if self.failures else ""  # the others fail because of it
+        if self.cannot or first.endswith(f" ended with exit status {CANNOT}"):
+            return CANNOT
+        if first:
+            say(f"The first to fail: {first}.\n")
+        if self.lost:
+            say(f"Slurm has lost {self.lost}, or cannot reach it. The rest follows from that.\n")
+        elif self.apart:
+            say("The ranks did not meet in time. If a node was slow to read Python's files, run it")
+            say(" again, or wait longer: export DIST_TIMEOUT=300. If not, see scripts/doctor.sh\n")
+        return 0
+
+
+def say(text):
+    """Write to stderr at once, text or bytes."""
+    data = text if isinstance(text, bytes) else text.encode()
+    with contextlib.suppress(BrokenPipeError):  # nobody reads on: the ranks go on all the same
+        while data:
+            data = data[os.write(STDERR, data) :]
+
+
+def pass_on(verdict, pipe, on_silence=None, silence=SILENCE):
+    """Give a verdict all lines of a pipe, the last one even if it is cut off.
+
+    on_silence is called once, when after a failure nothing has come for so many seconds.
+    """
+    data, rest = b"more", b""
+    while data:
+        limit = silence if on_silence and verdict.failures else None
+        if not select.select([pipe], [], [], limit)[0]:
+            on_silence()
+            on_silence = None
+            continue
+        data = os.read(pipe, 1 << 16)
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            verdict.take(line + b"\n")
+    if rest:
+        verdict.take(rest + b"\n")
+
+
+def ending(status):
+    """Return how a command ended, in words, from its exit status as a shell or Python has it."""
+    with contextlib.suppress(ValueError):  # there are not so many signals
+        return f"signal {signal.Signals(as_a_shell(status) - 128).name[3:]}"
+    return f"exit status {status}"
+
+
+def as_a_shell(status):
+    """Return Python's status of a command as a shell gives it: 137 instead of -9."""
+    return 128 - status if status < 0 else status

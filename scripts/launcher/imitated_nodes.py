@@ -1,0 +1,100 @@
+"""Without Slurm: nodes that are imitated on this machine, each with ranks of its own."""
+
+import os
+import queue
+import shlex
+import signal
+import socket
+import sys
+import threading
+import time
+
+from launcher.errors import CANNOT, Verdict, as_a_shell, ending, pass_on, say
+from launcher.gpus import find_gpus, share_gpus
+from launcher.meeting_point import free_port, variables_of
+from launcher.monitor import watched
+from launcher.processes import Group, end_on_signals
+from launcher.task import command_of, threads
+
+GRACE = 5  # seconds from SIGTERM to SIGKILL. Whoever started the launcher waits longer
+LAST_WORDS = 1.5  # seconds in which the others end by themselves, as a rule, and may say something
+
+
+def run(options):
+    """Run a command on imitated nodes, or only say how; return the exit status."""
+    nodes, each = options.local
+    port = os.environ.get("MASTER_PORT") or str(free_port())
+    masks, on = share_gpus(find_gpus(), nodes, each)
+    common = variables_of("lo")
+    common["OMP_NUM_THREADS"] = threads(len(os.sched_getaffinity(0)), nodes * each)
+    print(f"nodes: {nodes} imitated on {socket.gethostname()}, ", end="")
+    print(f"ranks on each: {each}, in all: {nodes * each}")
+    print(f"meeting point: 127.0.0.1:{port}, interface {common['GLOO_SOCKET_IFNAME']}")
+    python = os.environ.get("PYTHON", sys.executable)
+    print(f"each rank: {common['OMP_NUM_THREADS']} threads of {python}, on {on}", flush=True)
+    if options.dry_run:
+        print(" ".join(map(shlex.quote, [python, "-u", *options.command])))
+        return 0
+    tasks = 1 if options.torchrun else each  # on each node
+    common.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANKS_PER_NODE=str(each))
+    common.update(WORLD_SIZE=str(nodes * tasks), LOCAL_WORLD_SIZE=str(tasks))
+    ranks = {}
+    for rank in range(nodes * tasks):
+        node = rank // tasks
+        variables = {**common, **masks[node], "RANK": str(rank), "LOCAL_RANK": str(rank % tasks)}
+        who = "torchrun" if options.torchrun else f"rank {rank}"
+        ranks[f"{who} on imitated node {node}"] = command_of(options, variables, "127.0.0.1")
+    names = [f"local-{port}-imitated-node-{node}" for node in range(nodes)]
+    end_on_signals(signal.SIGINT)  # or each rank would be sent it, and print a traceback
+    with watched(names if options.monitor else []), Group(GRACE) as group:
+        return run_ranks(ranks, group)
+
+
+def run_ranks(ranks, group):
+    """Run ranks on this machine; when one fails, end the others. Return the exit status.
+
+    ranks   the command and the environment of each, {name: (command, environment)}
+    group   the processes.Group that they are to belong to
+    """
+    verdict, ended = Verdict(), queue.SimpleQueue()
+    ours, theirs = os.pipe()
+    reader = threading.Thread(target=pass_on, args=(verdict, ours), daemon=True)
+    reader.start()
+    try:
+        for name, (command, environment) in ranks.items():
+            process = group.start(command, env=environment, stderr=theirs)
+            # A thread waits for each of them, so their ends come in the right order.
+            wait = threading.Thread(target=note_end, args=(process, name, ended), daemon=True)
+            wait.start()
+        os.close(theirs)
+        status = wait_for_all(list(ranks), ended, verdict)
+        if not status:
+            for process in group.settle():
+                say(f"Left behind by a rank, ended now: process {process}\n")
+    finally:
+        group.end()
+        reader.join(1)  # no longer: a process that nobody can find may hold the pipe
+    return verdict.conclude() or as_a_shell(status)
+
+
+def wait_for_all(running, ended, verdict):
+    """Wait until all ranks have ended or one has failed, and tell. Return its status, or 0."""
+    status = 0
+    while running and not status:
+        name, status = ended.get()
+        running.remove(name)
+    if not status:
+        return 0
+    verdict.failures.append((time.time(), f"{name} ended with {ending(status)}"))
+    time.sleep(LAST_WORDS)
+    while not ended.empty():
+        running.remove(ended.get()[0])
+    # They are stopped, or busy with something else. If it is CANNOT, none has failed.
+    for name in running if status != CANNOT else []:
+        say(f"Still running: {name}.\n")
+    return status
+
+
+def note_end(process, name, ended):
+    """Wait for a rank, and put its name and exit status into a queue."""
+    ended.put((name, process.wait()))

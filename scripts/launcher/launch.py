@@ -1,0 +1,121 @@
+"""Starts a lesson on all nodes of a Slurm allocation: a process, called rank, for each task that
+you asked for (-n, --ntasks-per-node). Where you asked for none: for each GPU, else for each node.
+
+Usage: scripts/multinode_setup_and_run.sh [option]... FILE [argument of FILE]...
+  FILE           a path, the name of a lesson's file, or a lesson's number
+  --local N[xM]  no Slurm: imitate N nodes with M ranks each (1) on this machine
+  --torchrun     on each node one torchrun starts the ranks, instead of srun
+  --max-restarts N  the same, and when a rank fails all start again, at most N times; what the
+                 ranks say on stderr goes to runs/torchrun/
+  --monitor      write how busy each node is to logs/cpu-*.out and logs/gpu-*.out (with vmstat
+                 and nvidia-smi, rocm-smi or xpu-smi)
+  --dry-run      print what would be started
+
+Inside an allocation:
+  salloc --nodes 2 --qos interactive --time 00:30:00 --ntasks-per-node=4 --cpus-per-task=32 \\
+    --constraint gpu --gpus-per-node 4 --account=<acc_name>_g
+  scripts/multinode_setup_and_run.sh 9
+
+Each rank gets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and LOCAL_WORLD_SIZE.
+What you set yourself stays: MASTER_ADDR, MASTER_PORT, OMP_NUM_THREADS, GLOO_SOCKET_IFNAME,
+NCCL_SOCKET_IFNAME, PYTHON. PYTHON may be a script that starts it in a container: day2/SITES.md.
+DIST_TIMEOUT is the seconds that a rank waits in a collective (60).
+Exit status 69: this machine or this version of PyTorch cannot run the lesson, as it has said.
+"""
+
+import argparse
+import glob
+import os
+import re
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the rooms beside this one
+
+from launcher import allocation, imitated_nodes, task
+from launcher.srun_options import in_a_step
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = "scripts/multinode_setup_and_run.sh"
+NOT_IN_A_JOB = """This is not inside a Slurm allocation. Get one:
+  salloc --nodes 2 --qos interactive --time 00:30:00 --ntasks-per-node=4 --cpus-per-task=32 \
+--constraint gpu --gpus-per-node 4 --account=<acc_name>_g
+or imitate two nodes on this machine:
+  scripts/multinode_setup_and_run.sh --local 2x2 """
+IN_A_STEP = """srun has started this, which calls srun itself. Start it without srun, from the \
+shell of the allocation: scripts/multinode_setup_and_run.sh """
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose help is the text above, and whose errors are one sentence."""
+
+    def format_help(self):
+        return __doc__
+
+    def error(self, message):
+        sys.exit(message.replace("argument ", ""))
+
+
+def nodes_and_ranks(text):
+    """Return the numbers of N or NxM."""
+    if not re.fullmatch("[1-9][0-9]{0,3}(x[1-9][0-9]{0,3})?", text):
+        raise argparse.ArgumentTypeError("wants N or NxM, such as 2x4: nodes, and ranks on each")
+    nodes, _, each = text.partition("x")
+    return int(nodes), int(each or 1)
+
+
+def parse_args(words):
+    """Return the options; .command is FILE and its arguments, as they were typed."""
+    parser = Parser(allow_abbrev=False)
+    parser.add_argument("--local", type=nodes_and_ranks)
+    parser.add_argument("--torchrun", action="store_true")
+    parser.add_argument("--max-restarts", type=int)
+    parser.add_argument("--monitor", action="store_true")
+    parser.add_argument("--dry-run", action="store_true")
+    # What the launcher has srun start: a task, and what tells it about a node.
+    parser.add_argument("--as-task", action="store_true")
+    parser.add_argument("--as-probe", action="store_true")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        parser.error(f"There is no option {unknown[0]}. See {SCRIPT} --help")
+    if not options.command and not options.as_probe:
+        parser.error(f"Which lesson? For example: {SCRIPT} 9. More: --help")
+    options.torchrun = options.torchrun or options.max_restarts is not None
+    return options
+
+
+def find_file(name):
+    """Return the path of what the user has named: a file, or a lesson by its name or number."""
+    places = [name]
+    for pattern in ("{}", "{}.py", "{}_*.py"):
+        places += sorted(glob.glob(str(ROOT / "day*" / pattern.format(glob.escape(name)))))
+    for place in places:
+        if os.path.isfile(place):
+            return os.path.realpath(place)
+    words = "These are the lessons: scripts/run_course.sh --list"
+    sys.exit(f"There is no lesson and no file '{name}'. {words}")
+
+
+def main():
+    options = parse_args(sys.argv[1:])
+    if options.as_probe:
+        return allocation.answer()
+    wanted = options.command[0]
+    options.command[0] = find_file(wanted)
+    if options.as_task:
+        return task.run(options)
+    if options.local:
+        return imitated_nodes.run(options)
+    if "SLURM_JOB_ID" not in os.environ:
+        sys.exit(NOT_IN_A_JOB + wanted)
+    if in_a_step(os.environ) and not os.isatty(0):  # somebody types in a shell of srun --pty
+        sys.exit(IN_A_STEP + wanted)
+    return allocation.run(options)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # before anything was started
+        sys.exit(130)

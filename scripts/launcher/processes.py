@@ -1,0 +1,252 @@
+"""Run commands, and end them wholly: no process that they started goes on.
+
+Whoever waits for a command often waits for more than that: for the pipe into which it prints. A
+process that the command has left behind keeps this pipe open, and then the wait has no end. Here
+only the command itself and the clock are waited for.
+
+The standard library is enough. All rooms and the tests use it.
+"""
+
+import atexit
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+
+TICK = 0.1  # seconds between two looks
+MARK = "COURSE_JOBS"  # the variable with the marks of all groups that a process belongs to
+PROC = Path("/proc")
+
+running = set()  # the groups that may have living processes
+
+
+class Group:
+    """Commands that run, with all processes that they have started.
+
+    A process of the group is known by a mark in its environment, which it hands on to all that it
+    starts, so that it is also found in another process group or session, and when its parent has
+    ended. On a Mac, which has no /proc, it is known by its process group while the command runs.
+
+    Each command has a session of its own, so Ctrl-C at the terminal reaches only the process that
+    waits for it. Use the group in a with statement, which passes the Ctrl-C on: whatever ends the
+    statement, ends the group.
+
+    grace      how many seconds the processes get from the first signal to SIGKILL. The launcher
+               and torchrun take 5 to end their ranks
+    settle     how many seconds they may go on after their commands, as Python's helpers do
+    patience   how many times as long, at most, they get where the machine has too much to do
+    """
+
+    def __init__(self, grace=8, settle=5, patience=10):
+        self._grace, self._settle, self._patience = grace, settle, patience
+        self._started, self._mark = [], uuid.uuid4().hex
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        if self in running:
+            self.end(signal.SIGINT if kind is KeyboardInterrupt else signal.SIGTERM)
+
+    def start(self, command, **options):
+        """Start a command, with the options of Popen; stdin is empty. Return the Popen object."""
+        environment = dict(options.pop("env", None) or os.environ)
+        environment[MARK] = f"{os.environ.get(MARK, '')} {self._mark}".strip()
+        options = {"stdin": subprocess.DEVNULL, **options}
+        running.add(self)  # before it runs: a signal may come at any moment
+        words = [str(word) for word in command]
+        process = subprocess.Popen(words, env=environment, start_new_session=True, **options)
+        self._started.append(process)
+        return process
+
+    def processes(self):
+        """Return the ids of the group's living processes."""
+        if not PROC.exists():  # to kill(), the id of a process group is negative
+            return [-process.pid for process in self._started if process.poll() is None]
+        found = []
+        for folder in PROC.glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it ended in this moment, or is somebody else's
+                environment = (folder / "environ").read_bytes()  # empty where it has ended
+                if self._mark.encode() in environment:
+                    found.append(int(folder.name))
+        return found
+
+    def end(self, number=signal.SIGTERM):
+        """End the group: send this signal to all of its processes, and SIGKILL after its grace.
+
+        Return those that needed the SIGKILL, a list of their ids and commands.
+        """
+        stubborn = []
+        try:
+            if send(number, self.processes()):
+                stubborn = self._wait_for_none(self._grace)
+        finally:  # at once, if somebody does not want to wait and presses Ctrl-C again
+            give_up = time.monotonic() + 5  # even this takes a moment, or is in vain
+            while send(signal.SIGKILL, self.processes()) and time.monotonic() < give_up:
+                time.sleep(TICK)
+        running.discard(self)
+        for process in self._started:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(1)
+        return stubborn
+
+    def settle(self):
+        """Return the processes that go on after their commands, a list of ids and commands.
+
+        They get a few seconds to end by themselves, and then are ended.
+        """
+        left = self._wait_for_none(self._settle)
+        self.end()
+        return left
+
+    def _wait_for_none(self, seconds):
+        """Wait until no process of the group lives, at most so long. Return those that still do."""
+        # Each process of a machine gets its share: with 20 for 2 cores all takes 10 times as long.
+        busy = min(self._patience, max(1, os.getloadavg()[0] / os.cpu_count()))
+        give_up = time.monotonic() + seconds * busy
+        while self.processes() and time.monotonic() < give_up:
+            time.sleep(TICK)
+        return [named(pid) for pid in self.processes()]
+
+
+class Job(Group):
+    """A command that runs with a time limit, with all processes that it has started.
+
+    process   the Popen object of the command
+    limit     how many seconds the command may take
+    seconds   how many it took; None while it runs
+    stopped   whether it was still running when its limit was over
+    left      the processes that went on all the same, after the end of the command or, if it was
+              stopped, after SIGTERM: a list of their ids and commands. They are ended
+    """
+
+    def __init__(self, command, limit, *, grace=8, settle=5, patience=10, **options):
+        """Start a command. The options are those of Popen, but stdin is empty and stdout a pipe."""
+        super().__init__(grace, settle, patience)
+        self.limit, self.seconds = limit, None
+        self.stopped, self.left = False, []
+        self._output, self._errors, self._readers = [], [], []
+        self._begin = time.monotonic()
+        self.process = self.start(command, **{"stdout": subprocess.PIPE, **options})
+        # Threads read the pipes: nobody else has to wait for them. They never hold up the end.
+        for arguments in (self.process.stdout, self._output), (self.process.stderr, self._errors):
+            if arguments[0]:
+                self._readers.append(threading.Thread(target=read, args=arguments, daemon=True))
+                self._readers[-1].start()
+
+    @property
+    def status(self):
+        """Its exit status; None while it runs."""
+        return self.process.poll()
+
+    @property
+    def trouble(self):
+        """What went wrong, in a few words; "" if it ended with status 0 and left nothing."""
+        words = []
+        if self.stopped:
+            words.append(f"stopped after {self.limit:g} s")
+        elif self.status:
+            words.append(f"exit status {self.status}")
+        if self.left:
+            words.append(f"processes left: {len(self.left)}")
+        return ", ".join(words)
+
+    @property
+    def output(self):
+        """What it has printed so far."""
+        return "".join(self._output)
+
+    @property
+    def errors(self):
+        """What it has printed on stderr so far, where that is a pipe of its own."""
+        return "".join(self._errors)
+
+    def lines(self):
+        """Yield the lines of stdout as they come. Then the job is at its end, or it is ended."""
+        count = 0
+        while self in running:
+            time_left = self._begin + self.limit - time.monotonic()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(max(0, min(TICK, time_left)))
+            if self.status is not None or time_left <= 0:
+                self.seconds, self.stopped = time.monotonic() - self._begin, self.status is None
+                self.left = self.end() if self.stopped else self.settle()
+            while count < len(self._output):
+                yield self._output[count]
+                count += 1
+
+    def wait(self):
+        """Wait for the end of the job, or end it at its limit. Return its exit status."""
+        for _ in self.lines():
+            pass
+        return self.status
+
+    def end(self, number=signal.SIGTERM):
+        """End the job, as every group is ended."""
+        stubborn = super().end(number)
+        for reader in self._readers:
+            reader.join(1)  # no longer: a process that nobody can find may hold the pipe
+        return stubborn
+
+
+def run(command, limit, **options):
+    """Run a command to its end, or end it at its limit. Return the Job; the options are its."""
+    with Job(command, limit, **options) as job:
+        job.wait()
+    return job
+
+
+def read(pipe, lines):
+    """Read a pipe to its end: add each line to a list."""
+    with io.TextIOWrapper(pipe, encoding="utf-8", errors="replace", newline="\n") as text:
+        for line in text:
+            lines.append(line)
+
+
+def named(pid):
+    """Return the id of a process and, where there is a /proc, how it was started."""
+    with contextlib.suppress(OSError):
+        words = (PROC / str(pid) / "cmdline").read_text(errors="replace").split("\0")
+        return f"{pid} {' '.join(words)}".strip()
+    return str(pid)
+
+
+def send(number, pids):
+    """Send a signal to these processes. Return whether there are any."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+    return bool(pids)
+
+
+def end_on_signals(*more):
+    """Have every signal that ends this process end its groups. What is ignored stays ignored."""
+
+    def leave(number, frame):
+        sys.exit(128 + number)
+
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, *more):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, leave)
+
+
+def exit_with(main):
+    """Run a command's main and exit with its status, 130 after Ctrl-C. Its groups end, too."""
+    end_on_signals()
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+@atexit.register
+def end_all():
+    """End the groups that run, when this process does."""
+    for group in list(running):
+        group.end()

@@ -1,0 +1,96 @@
+"""How many ranks a Slurm allocation gets on each node, and how srun is told so."""
+
+import re
+import sys
+
+# What salloc or the site may have left behind. srun would prefer it to its options.
+LEFT_BEHIND = ["NTASKS", "NPROCS", "NTASKS_PER_NODE", "NTASKS_PER_GPU", "NTASKS_PER_TRES"]
+LEFT_BEHIND += ["CPUS_PER_TASK", "CPUS_PER_GPU", "TRES_PER_TASK", "EXACT", "HINT"]
+REMOVED = {f"SLURM_{name}" for name in LEFT_BEHIND} | {"SRUN_CPUS_PER_TASK"}
+
+
+def in_a_step(environment):
+    """Return whether this runs in a step: salloc's shell and a batch script have higher numbers."""
+    step = int(environment.get("SLURM_STEP_ID", 2**32 - 1))
+    return "SLURM_PROCID" in environment and step < 2**32 - 6
+
+
+def for_srun(environment):
+    """Return the environment for srun: nothing in it competes with the options."""
+    kept = {name: value for name, value in environment.items() if name not in REMOVED}
+    if in_a_step(environment):
+        kept.pop("SLURM_CPU_BIND", None)
+    return kept
+
+
+def expand(text):
+    """Return the numbers of a list of Slurm: [4, 4, 3] of 4(x2),3. Spaces may divide it, too."""
+    numbers = []
+    for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+        numbers += [int(number)] * int(times or 1)
+    return numbers
+
+
+def count_gpus(environment):
+    """Return how many GPUs this node has for the job. At Jülich, Slurm only lists them."""
+    listed = environment.get("SLURM_STEP_GPUS") or environment.get("SLURM_JOB_GPUS")
+    counted = environment.get("SLURM_GPUS_ON_NODE")
+    return int(counted or (len(listed.split(",")) if listed else 0))
+
+
+def choose_ranks(gpus, environment):
+    """Return how many ranks each node gets: as many as tasks were asked for, else as gpus says.
+
+    gpus   for how many ranks each node has GPUs
+    """
+    nodes = len(gpus)
+    each = int(environment.get("SLURM_NTASKS_PER_NODE") or 0)
+    tasks = int(environment.get("SLURM_NTASKS") or 0)
+    # About CPUs where no tasks were asked for.
+    shares = expand(environment.get("SLURM_TASKS_PER_NODE", ""))
+    if each and tasks in (0, each * nodes):
+        return [each] * nodes
+    # srun --pty counts its shell as a task, also where none was asked for.
+    only_shells = in_a_step(environment) and tasks == nodes
+    if not tasks or len(shares) != nodes or only_shells:
+        return gpus
+    return shares
+
+
+def options_of(nodes, ranks, torchrun, environment):
+    """Return how many CPUs each rank gets, and the options of srun for these ranks.
+
+    nodes      the names of the nodes
+    ranks      how many ranks each of them gets
+    torchrun   whether each node gets one task, a torchrun, which starts the ranks there
+    """
+    cpus_on = expand(environment["SLURM_JOB_CPUS_PER_NODE"])
+    same_cpus = len(set(cpus_on)) == 1
+    # As many for each rank as it can have on every node. 0: there are fewer CPUs than ranks.
+    wanted = int(environment.get("SLURM_CPUS_PER_TASK") or cpus_on[0])
+    cpus = min(wanted, *(on // count for on, count in zip(cpus_on, ranks)))
+    most = max(ranks)
+    gpus_of_task = environment.get("SLURM_TRES_PER_TASK", "")
+    if environment.get("SLURM_GPUS_PER_TASK"):
+        gpus_of_task = "gpu"
+    options = ["--export=ALL", "--kill-on-bad-exit=1", "--input=none", "--quit-on-interrupt"]
+    if in_a_step(environment):  # in a shell of srun, which holds all that the job has
+        options.append("--overlap")
+    if torchrun:
+        if most != 1 and "gpu" in gpus_of_task:
+            words = "a node has one task, and --gpus-per-task gives it the GPUs of one rank."
+            sys.exit(f"With --torchrun {words} Ask with --gpus-per-node instead.")
+        options += [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"]
+        options += ["--distribution=block"]
+        if same_cpus:  # otherwise each has all that there are on its node
+            options += [f"--cpus-per-task={cpus * most or cpus_on[0]}"]
+        return cpus, options
+    options += [f"--ntasks={sum(ranks)}", f"--cpus-per-task={cpus or 1}"]
+    if same_cpus and len(set(ranks)) == 1:
+        options += [f"--nodes={len(nodes)}", f"--ntasks-per-node={most}", "--distribution=block"]
+    else:  # Slurm might share them out in another way: name the node of each rank
+        names = [node for node, count in zip(nodes, ranks) for _ in range(count)]
+        options += [f"--nodelist={','.join(names)}", "--distribution=arbitrary"]
+    if not cpus:
+        options += ["--overcommit"]
+    return cpus, options

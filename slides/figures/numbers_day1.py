@@ -1,0 +1,171 @@
+"""Charts of Day 1, and of lesson 10, which repeats lesson 8 on two nodes."""
+
+# ruff: noqa: RUF001 (a figure may say × and −)
+import itertools
+import re
+
+import matplotlib
+from drawing import COMPUTE, GREY, INK, RANKS, SIZE, YELLOW, plot, say, source
+from sources import printed, read
+
+
+def bandwidth_1():
+    """What lesson 1 printed: the bandwidth of all_reduce over the size of the tensor."""
+    row = r"^ *(\d+) ([kM])B: +([\d.]+) ms .*?, +([\d.]+) MB/s"
+    rows = re.findall(row, printed("1_torch_dist_gpu"), re.M)
+    sizes = [int(size) * {"k": 1e-3, "M": 1.0}[unit] for size, unit, _, _ in rows]
+    speeds = [float(speed) for *_, speed in rows]
+    axes = plot(4.9)
+    axes.set_position((0.15, 0.2, 0.81, 0.76))
+    axes.loglog(sizes, speeds, "o-", color=RANKS[0], lw=3.5, ms=12)
+    for x, y, (size, unit, time_taken, speed) in zip(sizes, speeds, rows):
+        side, up = ("left", 0.3) if x < 0.1 else ("right", 3.6)
+        words = f"{size} {unit}B in {float(time_taken):.3g} ms:\n{speed} MB/s"
+        axes.annotate(words, (x, y * up), size=SIZE, ha=side, va="center", color=INK)
+    axes.set_xlim(0.002, 200)
+    axes.set_ylim(0.1, 10_000)
+    axes.set_xticks(sizes, [f"{size} {unit}B" for size, unit, *_ in rows])
+    axes.set_yticks([0.1, 1, 10, 100, 1000], ["0.1", "1", "10", "100", "1,000"])
+    axes.minorticks_off()
+    axes.set_xlabel("size of the tensor", size=SIZE)
+    axes.set_ylabel("MB/s", size=SIZE)
+    return axes
+
+
+def warm_up():
+    """The learning rate of lesson 8 over the steps: it rises to that of all ranks."""
+    data, _ = read("warm_up")
+    ranks, low, steps = int(data["processes"]), float(data["lr"]), int(data["warm-up"])
+    axes = plot(4.8)
+    axes.set_position((0.19, 0.19, 0.77, 0.76))
+    rates = [low + (ranks - 1) * low * min(i / steps, 1) for i in range(2 * steps + 1)]
+    axes.axvspan(0, steps, color="#fff4d1")
+    for rate in (low, ranks * low):
+        axes.axhline(rate, color=GREY, lw=1.5, ls="--")
+    axes.plot(range(len(rates)), rates, "o-", color=RANKS[0], lw=3.5, ms=9, clip_on=False)
+    axes.grid(False)
+    axes.set_xlim(0, 2 * steps)
+    axes.set_ylim(0, ranks * low * 1.24)
+    axes.set_xticks(range(0, 2 * steps + 1, 2))
+    axes.set_yticks([0, low, ranks * low], ["0", f"{low:g}", f"{ranks * low:g}"])
+    axes.set_xlabel("step", size=SIZE)
+    axes.set_ylabel("learning rate", size=SIZE)
+    high = f"{ranks} × {low:g}: for {ranks} ranks"
+    say(axes, 1.5 * steps + 0.3, ranks * low * 1.09, high, SIZE)
+    say(axes, 1.5 * steps + 0.3, low * 1.36, f"{low:g}: for one process", SIZE)
+    say(axes, steps / 2, ranks * low * 1.16, f"warm-up: {steps} steps", SIZE, weight="bold")
+    return axes
+
+
+def smooth(points, groups=60):
+    """Return images seen and mean loss, each over an equal part of the curve."""
+    bounds = [round(i * len(points) / groups) for i in range(groups + 1)]
+    parts = [points[a:b] for a, b in itertools.pairwise(bounds) if b > a]
+    xs = [part[-1][0] for part in parts]
+    return xs, [sum(loss for _, loss in part) / len(part) for part in parts]
+
+
+def loss_axes(last, where):
+    """Return axes for loss curves over the images seen, up to the last one."""
+    axes = plot()
+    axes.set_yscale("log")
+    axes.set_xlabel("images seen", size=SIZE)
+    axes.set_ylabel("training loss", size=SIZE)
+    axes.set_xlim(0, 1.01 * last)
+    axes.set_xticks(range(0, last + 1, round(last / 4000) * 1000))
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+    source(axes, where)
+    return axes
+
+
+def finish(axes, ticks):
+    """Label the losses, and the curves."""
+    axes.set_yticks(ticks, [f"{x:g}" for x in ticks])
+    axes.minorticks_off()
+    axes.legend(fontsize=SIZE, frameon=False)
+    return axes
+
+
+def curves(named, where):
+    """Draw loss curves {label: (points, colour)} over the images seen."""
+    axes = loss_axes(max(points[-1][0] for points, _ in named.values()), where)
+    for label, (points, color) in named.items():
+        axes.plot(*smooth(points), color=color, lw=3.5, label=label)
+    return finish(axes, [0.03, 0.1, 0.3, 1, 3])
+
+
+def loss_2():
+    """The loss curve of lesson 2."""
+    data, where = read("lesson2")
+    points = data["curves"][""]
+    axes = loss_axes(points[-1][0], f"Lesson 2, {where}")
+    axes.plot(*zip(*points), color="#b9d4e6", lw=1, label="each batch of 64")
+    axes.plot(*smooth(points), color=RANKS[0], lw=3.5, label="mean of about 31 batches")
+    axes.set_ylim(0.01, 3)
+    return finish(axes, [0.01, 0.03, 0.1, 0.3, 1, 3])
+
+
+def loss_6():
+    """The loss curves of lessons 2 and 6."""
+    (one, _), (four, where) = read("lesson2"), read("lesson6")
+    return curves(
+        {
+            "lesson 6: 4 ranks, global batch 256": (four["curves"][""], RANKS[1]),
+            "lesson 2: 1 process, batch 64": (one["curves"][""], RANKS[0]),
+        },
+        f"Lessons 2 and 6, {where}",
+    )
+
+
+def loss_8():
+    """The loss curves of lesson 8."""
+    data, where = read("lesson8")
+    names = {"unscaled": "4 ranks", "linear": "4 ranks", "alone": "1 process"}
+    chosen = {
+        f"{ranks}, rate {data['rates'][name]}": (data["curves"][name], color)
+        for (name, ranks), color in zip(names.items(), (RANKS[1], RANKS[2], RANKS[0]))
+    }
+    return curves(chosen, f"Lesson 8, {where}")
+
+
+def loss_10():
+    """The loss curves of lesson 10 on two nodes, over those of lesson 8 on one."""
+    (one, _), (two, where) = read("lesson8"), read("lesson10")
+    axes = loss_axes(one["curves"]["linear"][-1][0], f"Lessons 8 and 10, {where}")
+    for name, color in zip(("unscaled", "linear", "alone"), (RANKS[1], RANKS[2], RANKS[0])):
+        axes.plot(*smooth(one["curves"][name]), color=color, lw=3, label=name)
+        axes.plot(*smooth(two["curves"][name]), "o", color=color, ms=10, mew=2, mfc="none")
+    axes.plot([], [], "o", color=GREY, ms=10, mew=2, mfc="none", label="circles: two nodes")
+    return finish(axes, [0.1, 0.3, 1, 3])
+
+
+def speedup_7():
+    """What lesson 7 measured: images/s against one process, medians and spreads."""
+    data, where = read("lesson7")
+    axes = plot()
+    highest = 0
+    for shift, name, color in ((-0.2, "weak", COMPUTE), (0.2, "strong", YELLOW)):
+        gains = [run[f"{name} scaling"] for run in data["runs"].values()]
+        places = [place + shift for place in range(len(gains))]
+        medians = [gain for gain, _, _ in gains]
+        spread = [[m - low for m, low, _ in gains], [high - m for m, _, high in gains]]
+        error = {"ecolor": INK, "lw": 2.5, "capsize": 6}
+        bars = axes.bar(places, medians, 0.38, color=color, yerr=spread, error_kw=error)
+        bars.set_label(f"{name} scaling")
+        labels = [f"{m:.2f}" for m in medians]
+        for place, label in zip(places, labels):
+            say(axes, place, 0.12, label, 22)
+        highest = max(highest, *(high for *_, high in gains))
+    (cores, *_) = data["runs"]["2"]["one process, all cores"]
+    label = "one process, all cores"
+    axes.axhline(cores, color=RANKS[1], lw=4, ls="--", label=label)
+    axes.axhline(1, color=GREY, lw=2)
+    axes.set_xticks(range(len(data["runs"])), [f"{n} processes" for n in data["runs"]])
+    axes.set_ylabel("times one process", size=SIZE)
+    top = 1.7 * max(highest, cores)
+    axes.set_ylim(0, top)
+    ticks = matplotlib.ticker.MaxNLocator(4).tick_values(0, top)
+    axes.set_yticks([x for x in ticks if x <= top])
+    axes.legend(fontsize=SIZE, frameon=False, loc="upper left")
+    source(axes, f"Lesson 7, {where}")
+    return axes

@@ -1,0 +1,111 @@
+"""Charts of Day 2: what lessons 9 and 11 measured."""
+
+from drawing import COMPUTE, DONE, GREY, RANKS, SEND, SIZE, plot, say
+from sources import take_layouts, take_links, take_memory, take_messages
+
+
+def messages_9():
+    """What lesson 9 measured: the bus bandwidth of small and large messages."""
+    data = take_messages()
+    axes = plot(5.0)
+    axes.set_position((0.17, 0.19, 0.77, 0.74))
+    sizes = {"4 kB": 4e3, "1 MB": 1e6, "64 MB": 64e6}
+    labels = {"within a node": RANKS[0], "between nodes": RANKS[1]}
+    for where, color in labels.items():
+        rows = [(sizes[size], bus) for place, size, bus in data if place == where]
+        axes.plot(*zip(*rows), "o-", color=color, lw=3.5, ms=11, label=where)
+    axes.set(xscale="log", yscale="log", xlim=(2e3, 2e8), ylim=(1, 5000))
+    axes.set_xticks(list(sizes.values()), list(sizes))
+    axes.set_yticks([1, 10, 100, 1000], ["1", "10", "100", "1,000"])
+    axes.minorticks_off()
+    axes.set_xlabel("message, log scale", size=SIZE)
+    axes.set_ylabel("bus bandwidth, MB/s, log scale", size=SIZE)
+    axes.legend(fontsize=SIZE, edgecolor="none", framealpha=1, loc="upper left")
+    words = "lesson 9 on imitated nodes:\nno network between them"
+    axes.figure.text(0.92, 0.26, words, size=SIZE, color=GREY, ha="right")
+    return axes
+
+
+def link_9():
+    """An all_reduce of 64 MB between two nodes: what the link allows, and what was measured."""
+    data = take_links()
+    axes = plot(4.4)
+    axes.set_position((0.22, 0.2, 0.68, 0.66))
+    axes.grid(False)
+    axes.grid(axis="x", color="#d5dae0")
+    places = range(len(data))[::-1]
+    measured = [ms for ms, _ in data.values()]
+    axes.barh(places, measured, height=0.5, color=SEND, label="measured")
+    label = "the least that the link allows"
+    for place, (ms, least) in zip(places, data.values()):
+        words = f"{ms:,.0f} ms"
+        if least:
+            words += f", least {least:,.0f}"
+            ys = [place - 0.33, place + 0.33]
+            axes.plot([least] * 2, ys, color=RANKS[0], lw=5, label=label)
+            label = None
+        # Inside of long bars, beside short ones.
+        x, ha = (ms / 1.4, "right") if ms > 1000 else (ms * 1.15, "left")
+        say(axes, x, place, words, SIZE, ha=ha)
+    axes.set(xscale="log", xlim=(10, 10000), ylim=(-0.6, len(data) - 0.4))
+    axes.set_xticks([10, 100, 1000, 10000], ["10", "100", "1,000", "10,000"])
+    axes.minorticks_off()
+    axes.set_xlabel("ms, log scale", size=SIZE)
+    axes.set_yticks(places, list(data))
+    axes.legend(
+        fontsize=SIZE, frameon=False, ncols=2, loc="lower center", bbox_to_anchor=(0.36, 0.98)
+    )
+    return axes
+
+
+def layout_speed():
+    """What the layout of a file decides: images/s, read one at a time or in whole chunks."""
+    data = take_layouts()
+    shown = [
+        ("HDF5, not chunked", "one at a time", "not chunked"),
+        ("HDF5, chunks of 256", "one at a time", "chunks of 256"),
+        ("HDF5, chunks of 256, gzip 4", "one at a time", "chunks, gzip"),
+        ("memmap", "one at a time", "memmap"),
+        ("HDF5, chunks of 256", "whole chunks", "chunks of 256"),
+        ("HDF5, chunks of 256, gzip 4", "whole chunks", "chunks, gzip"),
+        ("memmap", "blocks of 256", "memmap"),
+    ]
+    speeds = {(layout, read): speed for layout, read, speed in data}
+    axes = plot(4.9)
+    axes.set_position((0.23, 0.16, 0.72, 0.72))
+    axes.grid(False)
+    axes.grid(axis="x", color="#d5dae0")
+    places = [7.6, 6.6, 5.6, 4.6, 3, 2, 1]
+    for place, (layout, way, _) in zip(places, shown):
+        speed = speeds[layout, way]
+        color = SEND if way == "one at a time" else DONE
+        axes.barh(place, speed, height=0.75, color=color)
+        inside = speed > 1e5
+        x, ha = (speed / 1.15, "right") if inside else (speed * 1.15, "left")
+        say(axes, x, place - 0.08, f"{speed:,}", SIZE, ha=ha)
+    axes.set(xscale="log", xlim=(500, 1e7), ylim=(0.4, 8.2))
+    axes.set_xticks([1e3, 1e4, 1e5, 1e6, 1e7], ["1,000", "10,000", "100,000", "1 million", ""])
+    axes.minorticks_off()
+    axes.set_yticks(places, [label for _, _, label in shown])
+    axes.set_xlabel("images/s, log scale", size=SIZE)
+    words = "orange: one image at a time\ngreen: whole chunks, blocks of 256"
+    axes.figure.text(0.955, 0.93, words, size=SIZE, color=GREY, ha="right", va="center")
+    return axes
+
+
+def memory_file():
+    """What streaming holds in memory, for a file and for one that is 20 times as large."""
+    data = take_memory()
+    axes = plot(4.7)
+    axes.set_position((0.14, 0.2, 0.83, 0.75))
+    names = ["streamed:\nrank 0", "and its\nworker", "from memory:\nrank 0"]
+    for i, ((file, sizes), color) in enumerate(zip(data.items(), (COMPUTE, RANKS[0]))):
+        places = [place + (i - 0.5) * 0.38 for place in range(3)]
+        bars = axes.bar(places, sizes, width=0.36, color=color, label=file)
+        axes.bar_label(bars, [f"{x:,}" for x in sizes], size=SIZE, padding=3)
+    axes.set_xticks(range(3), names)
+    axes.set_ylabel("MB", size=SIZE)
+    axes.set_ylim(0, 1650)
+    axes.set_yticks([0, 400, 800, 1200])
+    axes.legend(fontsize=SIZE, frameon=False, loc="upper left", ncols=2)
+    return axes

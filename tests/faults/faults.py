@@ -1,0 +1,174 @@
+"""What the tests of faults share: jobs in which something goes wrong, and what they leave behind.
+
+A job with a fault ends within 30 s, says why in its last lines, and leaves nothing. With
+FAULTS_TO=FOLDER in the environment, each fault is noted there, as JSON, with what was seen and how
+long it took: `python scripts/update_docs.py --faults` makes the table of README.md from it.
+"""
+
+import inspect
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import psutil
+from helpers import LAUNCHER, LESSONS, ROOT, refusal, wait_for, works
+from launcher import processes
+
+WITHIN = 30  # seconds from the fault to the end of the job, on a quiet machine
+LAST = 8  # this many lines are the last ones
+# How long a rank waits for the others. A minute would make the tests slow.
+IMPATIENT = {"DIST_TIMEOUT": "6"}
+# The course writes a file under a name that ends in a process number, and renames it at the end.
+HALF = re.compile(r"^(?!events\.).*\.\d+$")
+# What PyTorch and Python themselves may leave in the folder for temporary files.
+KNOWN = ("shm", "pymp-", "pytorch-errorfile-", "torchelastic_", "torchinductor_")
+BIND = ["unshare", "--mount", "sh", "-c", 'mount --bind "$1" /dev/shm && shift && exec "$@"', "sh"]
+OWN_MEMORY = BIND if works(*BIND, "/tmp", "true") else []
+
+
+class Job(processes.Job):
+    """A command as a user types it, with folders of its own for all that it may leave behind.
+
+    nodes   files with the process ids of the nodes of a cluster, whose shared memory counts, too
+    """
+
+    def __init__(self, *command, cwd, env=None, nodes=(), **options):
+        self.cwd, self.temporary = cwd, Path(tempfile.mkdtemp())
+        shared = self.temporary / "shm"
+        shared.mkdir()
+        self.shared = [Path(f"/proc/{node.read_text().strip()}/root/dev/shm") for node in nodes]
+        if not nodes and OWN_MEMORY:
+            self.shared, command = [shared], (*OWN_MEMORY, shared, *command)
+        self.before = self.segments()
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": str(self.temporary)}
+        environment |= env or {}
+        environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+        options |= {"cwd": cwd, "env": environment, "stderr": subprocess.STDOUT}
+        super().__init__(command, 300, **options)
+        self.struck = time.monotonic()
+
+    def until(self, text, seconds=100):
+        """Wait until the job has printed a text. The fault comes now."""
+        wait_for(lambda: text in self.output or self.status is not None, seconds)
+        assert text in self.output, f"no {text!r} within {seconds} s:\n{self.output}"
+        self.struck = time.monotonic()
+
+    def rank(self, number):
+        """Return the process id of a rank."""
+        for process in map(psutil.Process, self.processes()):
+            is_python = process.name().startswith(("python", "pt_"))
+            if is_python and process.environ().get("RANK") == str(number):
+                return process.pid
+        # A lesson of Day 1 starts Python's fork server, and that starts the ranks in their order.
+        servers = psutil.Process(self.process.pid).children()
+        return sorted(rank.pid for server in servers for rank in server.children())[number]
+
+    def hit(self, name, rank=None):
+        """Send a signal, such as KILL, to a rank, or else to the command."""
+        pid = self.process.pid if rank is None else self.rank(rank)
+        self.struck = time.monotonic()
+        os.kill(pid, signal.Signals[f"SIG{name}"])
+
+    def ctrl_c(self):
+        """Press Ctrl-C: the terminal sends SIGINT to every process in the foreground."""
+        self.struck = time.monotonic()
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def segments(self):
+        """Return the segments of shared memory and the semaphores that there are."""
+        return {str(x) for folder in self.shared if folder.exists() for x in folder.iterdir()}
+
+    def remains(self):
+        """Return a list of what there is that was not there before."""
+        remains = [f"process {processes.named(pid)}" for pid in self.processes()]
+        remains += [f"shared memory {x}" for x in self.segments() - self.before]
+        temporary = [x for x in self.temporary.iterdir() if not x.name.startswith(KNOWN)]
+        remains += [f"temporary {x.name}" for x in temporary]
+        remains += [f"half a file {x}" for x in self.cwd.rglob("*") if HALF.search(x.name)]
+        return remains
+
+    def end(self, number=signal.SIGKILL):
+        """End what is still there, at once, and forget its folders."""
+        super().end(number)
+        shutil.rmtree(self.temporary, ignore_errors=True)
+
+    def check(self, fault, says, do, status=None):
+        """Assert that the job ends in time, says why, and leaves nothing. Return its output.
+
+        status   its exit status; None for any but 0. With 0 nothing is wrong: it may work on
+        """
+        busy = max(1, os.getloadavg()[0] / os.cpu_count())
+        limit = 100 if status == 0 else WITHIN * busy
+        ended = wait_for(lambda: self.status is not None, self.struck + limit - time.monotonic())
+        seconds = time.monotonic() - self.struck
+        wait_for(lambda: not self.remains(), 5 * busy)
+        remains, end = self.remains(), self.status
+        self.end()
+        assert ended, f"not at an end after {limit:.0f} s:\n{self.output}"
+        assert not remains, f"left behind: {remains}\n{self.output}"
+        correct = end != 0 if status is None else end == status
+        assert correct, f"exit status {end}:\n{self.output}"
+        saw(fault, says, do, self.output, seconds if end else None)
+        return self.output
+
+
+def saw(fault, says, do, output, seconds=None):
+    """Assert that the last lines of an output match a pattern, says; note the row of the table."""
+    lines = [x for x in output.splitlines() if x and not x.startswith("salloc: J")]
+    found = re.search(says or "", "\n".join(lines[-LAST:]), re.M)
+    assert found, f"the last lines do not say: {says}\n{output}"
+    if "FAULTS_TO" in os.environ:
+        test = next(x for x in inspect.stack() if x.function.startswith("test_"))
+        area, order = Path(test.filename).stem.removeprefix("test_"), test.lineno
+        row = {"area": area, "order": order, "fault": fault, "seen": found[0]}
+        name = re.sub(r"\W+", "-", fault)
+        file = Path(os.environ["FAULTS_TO"], f"{area}-{order:03}-{name}.json")
+        file.write_text(json.dumps({**row, "seconds": seconds, "do": do}))
+
+
+def lesson(name, *arguments, cwd, file=None, env=None):
+    """Start a lesson of Day 1, or one of Day 2 as its only rank; or another file in its place."""
+    file = file or ROOT / LESSONS[name]["file"]
+    return Job(sys.executable, file, *arguments, cwd=cwd, env=env)
+
+
+def local(nodes, *arguments, cwd, env=None):
+    """Start the launcher with imitated nodes."""
+    return Job(LAUNCHER, "--local", nodes, *arguments, cwd=cwd, env=env)
+
+
+def on_slurm(slurm, *command, cwd, env=None):
+    """Start a command on the login side of a cluster."""
+    login = (ROOT / "scripts" / "local_slurm.sh", "shell")
+    nodes = sorted(Path(slurm.folder).glob("node*.pid"))
+    return Job(*login, *command, cwd=cwd, env={**slurm.env, **(env or {})}, nodes=nodes)
+
+
+def refused(fault, says, do, lesson_id, *arguments, env=None):
+    """Assert that a lesson refuses its arguments with one sentence, before it starts anything."""
+    status, output = refusal(lesson_id, *arguments, env=env)
+    assert status == 2
+    *usage, sentence = output.strip().splitlines()
+    assert usage[0].startswith("usage: ")
+    assert "error: " in sentence
+    saw(fault, says, do, sentence)
+
+
+def nine_images(folder):
+    """Write a file of nine images for lesson 11; return its path."""
+    path = folder / "nine.h5"
+    images, labels = np.zeros((9, 28, 28), np.uint8), np.zeros(9, np.int64)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("images", data=images, chunks=(3, 28, 28))
+        file["labels"] = file["test_labels"] = labels
+        file["test_images"] = images
+    return path

@@ -1,0 +1,86 @@
+"""Ask the lessons on stand-in GPUs what the table of a page says: which device, which backend.
+
+    PYTHONPATH=$PWD/tests/gpu STANDIN_GPUS=4 python tests/gpu/devices.py day1/1_torch_dist_gpu.md
+
+It takes what is there, the number of ranks and the mask of each row, and prints the rows as the
+lessons answer now. No GPU is needed.
+"""
+
+import os
+import re
+import runpy
+import sys
+from pathlib import Path
+from unittest import mock
+
+import sitecustomize
+
+ROOT = Path(__file__).resolve().parents[2]
+LESSON = {"day1": "day1/4_mnist_manual_ddp.py", "day2": "day2/10_mnist_ddp_pt_multinode.py"}
+LESSON_15 = "day2/15_linear_accelerate.py"
+TABLE = re.compile(r"(?<=\n)\| what is there .*\n\| --- .*\n((?:\| .*\n)+)")
+FOUR = {"STANDIN_GPUS": "4"}
+TASK = FOUR | {"GPUS_ON_NODE": "4"}  # the launcher sets it, for tasks of srun only
+AMD, INTEL = FOUR | {"STANDIN_KIND": "hip"}, FOUR | {"STANDIN_KIND": "xpu"}
+# What is there, where it is not just four GPUs.
+MACHINES = {
+    "no GPU": {"STANDIN_KIND": "none"},
+    "1 GPU": {"STANDIN_GPUS": "1"},
+    "8 GPUs": {"STANDIN_GPUS": "8"},
+    "4 GPUs, divided (MIG)": FOUR | {"STANDIN_MIG": "1"},
+    "4 GPUs of AMD": AMD,
+    "4 GPUs of Intel": INTEL,
+    "4 GPUs of Intel, torch before 2.8": INTEL | {"STANDIN_XCCL": "0"},
+    "`srun`, each task sees all GPUs": TASK,
+    "the same with too many tasks": TASK,
+    "`srun`, each task sees one GPU": TASK,
+    "`srun`, each task sees the parts of divided GPUs (MIG)": TASK | {"STANDIN_MIG": "1"},
+    "`--local 1x4`, no Slurm, 1 GPU": {"STANDIN_GPUS": "1"},
+}
+
+
+def environment_of(row, rank):
+    """Return the variables of one rank; row: [what is there, ranks, mask, ...]."""
+    there, ranks, mask, *_ = row
+    env = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    env |= MACHINES.get(there, FOUR)
+    for name, value in re.findall(r"`(\w+)=([^`]*)`", mask):
+        env[name] = rank if " to " in mask else value
+    return {name: str(value) for name, value in env.items()}
+
+
+def ask(row, choose_device, make_accelerator):
+    """Return the row with the lessons' answers, the last of them on a page of Day 2 only."""
+    ranks = int(row[1])
+    devices, gpus, backends, accelerators = [], [], [], []
+    for rank in range(ranks):
+        with mock.patch.dict(os.environ, environment_of(row, rank)):
+            device, backend = choose_device(rank, ranks)
+            devices.append(device.type)
+            backends.append(backend)
+            accelerators.append(make_accelerator())
+            if device.type != "cpu":
+                gpu = str(sitecustomize.visible()[device.index])
+                gpus.append("a part" if gpu.startswith("MIG-") else gpu)
+    # Ranks that do not agree would never meet.
+    assert len(set(zip(devices, backends, accelerators))) == 1, row
+    answers = [devices[0], " ".join(gpus), backends[0], accelerators[0]]
+    return row[:3] + answers[: len(row) - 3]
+
+
+def device_for_accelerate(cpu, kwargs_handlers):
+    """Stand in the place of Accelerator: return the kind of device that it would be made for."""
+    return "CPU" if cpu else "GPU"
+
+
+def main(page):
+    choose_device = runpy.run_path(str(ROOT / LESSON[page[:4]]))["choose_device"]
+    make_accelerator = runpy.run_path(str(ROOT / LESSON_15))["make_accelerator"]
+    make_accelerator.__globals__["Accelerator"] = device_for_accelerate
+    for line in TABLE.search((ROOT / page).read_text())[1].splitlines():
+        row = [cell.strip() for cell in line[1:-1].split("|")]
+        print(f"| {' | '.join(ask(row, choose_device, make_accelerator))} |")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

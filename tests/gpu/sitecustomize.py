@@ -1,0 +1,146 @@
+"""A stand-in accelerator: Python answers as on a machine with GPUs, and computes nothing on them.
+
+For tests of what *chooses*: choose_device, the launcher. It works in every Python process that has
+this folder, with its whole path, in PYTHONPATH:
+
+    export PYTHONPATH=$PWD/tests/gpu STANDIN_GPUS=4
+    python -c 'import torch; print(torch.cuda.device_count())'
+
+    STANDIN_GPUS    how many accelerators the machine has: 0, 1, 2, 4, 8 ...
+    STANDIN_KIND    cuda (NVIDIA, if it is not given), hip (AMD), xpu (Intel), or
+                    none: a torch that was built without CUDA (torch.version.cuda is None)
+    STANDIN_MIG     1: every GPU is divided. A process then sees one part at most, as with CUDA
+    STANDIN_XCCL    0: no backend for Intel's GPUs, as in torch before 2.8
+
+With neither of the first two, nothing is changed. A real GPU is hidden by it. The masks hold as
+they do for torch, and are read at every call, as STANDIN_GPUS is.
+
+What it cannot do: make a tensor there, or join an NCCL group. Those fail, as without a GPU.
+"""
+
+import importlib.util
+import os
+import sys
+
+KINDS = {"cuda": "cuda", "hip": "cuda", "xpu": "xpu", "none": "cpu"}  # and the type of the device
+
+
+def kind():
+    """Return what STANDIN_KIND says."""
+    return os.environ.get("STANDIN_KIND", "cuda")
+
+
+def uuid_of(number):
+    """Return the uuid of the GPU with this number in the machine, without the prefix GPU-."""
+    return f"5ad1{number:04x}-0000-0000-0000-{number:012x}"
+
+
+def choose(mask, devices):
+    """Return those of the devices that a mask lets through, in its order. None lets all."""
+    if mask is None:
+        return devices
+    chosen = []
+    for entry in mask.split(","):
+        entry = entry.strip()
+        fits = []
+        if entry.startswith("GPU-"):  # a beginning of it is enough
+            fits = [d for d in devices if f"GPU-{uuid_of(d)}".startswith(entry)]
+        elif entry.isdigit():
+            fits = devices[int(entry) : int(entry) + 1]
+        if len(fits) != 1:
+            break  # and what comes after it is not looked at
+        if fits[0] in chosen:
+            return []  # the same one twice
+        chosen += fits
+    return chosen
+
+
+def visible():
+    """Return what this process sees: numbers of GPUs in the machine, or names of parts, MIG-..."""
+    devices = list(range(int(os.environ.get("STANDIN_GPUS", 0))))
+    mask = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if kind() == "xpu":
+        mask = os.environ.get("ZE_AFFINITY_MASK") or None
+        if mask and os.environ.get("ZE_FLAT_DEVICE_HIERARCHY") == "COMPOSITE":  # 0.0,0.1: stacks
+            cards = [entry.strip().partition(".")[0] for entry in mask.split(",")]
+            mask = ",".join(dict.fromkeys(cards))
+    elif kind() == "hip":
+        # ROCR's comes first; HIP's counts what it leaves. An empty one hides nothing, -1 does.
+        devices = choose(os.environ.get("ROCR_VISIBLE_DEVICES"), devices)
+        mask = os.environ.get("HIP_VISIBLE_DEVICES") or mask or None
+    elif os.environ.get("STANDIN_MIG") == "1":
+        if mask and mask.startswith("MIG-"):
+            return mask.split(",")[:1]
+        return [f"MIG-{uuid_of(device)}" for device in choose(mask, devices)][:1]
+    return choose(mask, devices)
+
+
+def device_count():
+    return 0 if kind() == "none" else len(visible())
+
+
+def is_available():
+    return device_count() > 0
+
+
+def set_device_index(index):
+    if index >= device_count():
+        raise RuntimeError(f"invalid device ordinal: {index}, of {device_count()}")
+
+
+def stand_in(torch):
+    """Put the stand-in's answers into the module torch."""
+
+    def current_accelerator(check_available=False):
+        if kind() == "none" or (check_available and not is_available()):
+            return None
+        return torch.device(KINDS[kind()])
+
+    for module in (torch.cuda, torch.xpu):
+        vars(module).update(is_available=lambda: False, device_count=lambda: 0)
+    answers = {"is_available": is_available, "device_count": device_count}
+    if kind() != "none":
+        vars(torch.xpu if kind() == "xpu" else torch.cuda).update(answers)
+    vars(torch.accelerator).update(answers)
+    torch.accelerator.current_accelerator = current_accelerator
+    torch.accelerator.set_device_index = set_device_index
+    torch.version.cuda = (torch.version.cuda or "13.2") if kind() == "cuda" else None
+    torch.version.hip = "7.2" if kind() == "hip" else None
+    torch.version.xpu = "20260000" if kind() == "xpu" else None
+
+
+def has_xccl():
+    return kind() == "xpu" and os.environ.get("STANDIN_XCCL") != "0"
+
+
+def stand_in_distributed(distributed):
+    """Put the stand-in's answers into the module torch.distributed."""
+    distributed.is_nccl_available = lambda: KINDS[kind()] == "cuda"
+    distributed.is_xccl_available = has_xccl
+
+
+class Finder:
+    """Has the stand-in step in as soon as torch, and torch.distributed, have been imported."""
+
+    def __init__(self):
+        """Wait for both."""
+        self.waiting = {"torch": stand_in, "torch.distributed": stand_in_distributed}
+
+    def find_spec(self, name, path=None, target=None):
+        """Return what Python would find, with one more thing to do after the import."""
+        if name not in self.waiting:
+            return None
+        then = self.waiting.pop(name)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            then(module)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+if "STANDIN_GPUS" in os.environ or "STANDIN_KIND" in os.environ:
+    sys.meta_path.insert(0, Finder())

@@ -1,0 +1,168 @@
+"""The lessons on GPUs that are not there: what they choose and read can be tested without.
+
+sitecustomize.py answers for the GPUs. Nothing here has run on one.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from helpers import LESSONS, ROOT, load, load_lesson, proves
+from ranks import run_ranks
+
+FOLDER = Path(__file__).parent
+MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+
+
+def python(*arguments, **variables):
+    """Run Python where the stand-in answers; return what it prints. A warning is an error."""
+    env = {name: value for name, value in os.environ.items() if name not in MASKS}
+    env |= {"PYTHONPATH": str(FOLDER), **variables}
+    command = [sys.executable, "-W", "error", *map(str, arguments)]
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+# What the lessons choose
+
+
+@pytest.mark.parametrize("page", ["day1/1_torch_dist_gpu.md", "day2/9_torch_dist_multi_node.md"])
+def test_the_lessons_choose_what_the_table_of_a_page_says(page):
+    """The table has a row for each machine, number of ranks and mask. Some must hold on any."""
+    answers = python(FOLDER / "devices.py", page, STANDIN_GPUS="4")
+    assert answers in (ROOT / page).read_text()
+    for line in answers.splitlines():
+        there, ranks, _, device, gpus, backend, *lesson_15 = line[1:-1].split("|")
+        own = len(set(gpus.split())) == int(ranks)
+        if backend.strip() in ("nccl", "xccl"):
+            assert own, line  # neither takes two ranks on one GPU
+        if device.strip() == "xpu":
+            assert backend.strip() == "xccl", line  # gloo cannot carry its tensors
+        if there.strip() in ("1 GPU", "4 GPUs", "8 GPUs") and own:
+            assert backend.strip() == "nccl", line
+        if lesson_15:
+            assert ("CPU" in lesson_15[0]) == (backend.strip() == "gloo"), line
+
+
+def test_the_stand_in_reads_masks_as_torch_does():
+    """torch's own parser is asked for the same masks; it knows nothing of the stand-in."""
+    standin = load(FOLDER / "sitecustomize.py")
+    for mask in ("", "0", "0,2", "3,1,0", "2,2", "-1", "1,-1,2", "7", "0,9,1", " 2 , 3 "):
+        env = {"STANDIN_GPUS": "4", "STANDIN_KIND": "cuda", "CUDA_VISIBLE_DEVICES": mask}
+        with mock.patch.dict(os.environ, env):
+            parsed = torch.cuda._parse_visible_devices()
+            # torch leaves to the driver how many there are, and what comes after one too many.
+            within = next((i for i, x in enumerate(parsed) if x >= 4), len(parsed))
+            assert standin.visible() == parsed[:within], mask
+
+
+FLAGS = """
+import runpy, torch
+b = torch.backends
+conv = b.cudnn.conv.fp32_precision if hasattr(b.cudnn, "conv") else b.cudnn.allow_tf32
+before = b.cuda.matmul.allow_tf32
+runpy.run_path({file!r})["choose_device"](0, 1)
+after = b.cudnn.conv.fp32_precision if hasattr(b.cudnn, "conv") else b.cudnn.allow_tf32
+print(before, conv, b.cuda.matmul.allow_tf32, after, b.cudnn.deterministic)
+"""
+
+
+@pytest.mark.parametrize("lesson_id", ["2", "9"])
+def test_runs_are_comparable_also_in_nvidias_containers(lesson_id):
+    """There TF32 is on. choose_device switches it off, with no warning."""
+    code = FLAGS.format(file=LESSONS[lesson_id]["file"])
+    said = python("-c", code, STANDIN_GPUS="1", TORCH_ALLOW_TF32_CUBLAS_OVERRIDE="1")
+    assert said in ("True tf32 False ieee True\n", "True True False False True\n")
+
+
+# In place of a GPU for each rank, of which its process sees no other: NCCL's barrier would take
+# memory of the GPU that it is given.
+ONE_VISIBLE = """
+import runpy, sys, torch.distributed as dist
+barrier = dist.barrier
+def barrier_on_a_gpu(*args, device_ids=None, **options):
+    if device_ids and device_ids[0] > 0:
+        raise RuntimeError("CUDA error: invalid device ordinal")
+    return barrier(*args, **options)
+dist.barrier = barrier_on_a_gpu
+sys.argv[:] = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_lesson_15_ends_where_each_rank_sees_one_gpu(tmp_path):
+    wrapper = tmp_path / "run.py"
+    wrapper.write_text(ONE_VISIBLE)
+    file = ROOT / LESSONS["15"]["file"]
+    status, output = run_ranks(2, wrapper, file, "--epochs", 2, cwd=tmp_path)
+    assert "invalid device ordinal" not in output
+    assert "Traceback" not in output
+    assert "\n=> " in output
+    assert status == (0 if proves(output) else 1), output
+
+
+# What they read in a GPU's trace
+
+MARK = load_lesson("test-profile").DATA
+
+
+def span(name, category, begin, end):
+    return {"ph": "X", "name": name, "cat": category, "ts": begin, "dur": end - begin}
+
+
+def shares(folder, *events):
+    """Return how many of 100 microseconds are data, compute, communication, overlap, idle."""
+    step = span("ProfilerStep#5", "user_annotation", 0, 100)
+    trace = folder / "rank0.1.pt.trace.json"
+    trace.write_text(json.dumps({"traceEvents": [step, *events]}))
+    found = load_lesson("test-profile").time_shares(trace)
+    # One flag per microsecond, both ends of the time included.
+    return tuple(round(share * 101) for share in found.values())
+
+
+# The CPU asks for the work in the first 20, and the GPU does it later. It takes the data from 20 to
+# 30, computes from 30 to 60 and from 80 to 90. c10d:: and nccl: are the CPU's calls.
+ON_GPU = [
+    span(MARK, "user_annotation", 0, 10),
+    span(MARK, "gpu_user_annotation", 20, 30),
+    span("aten::index_select", "cpu_op", 0, 10),
+    span("aten::conv2d", "cpu_op", 10, 20),
+    span("index_kernel", "kernel", 20, 30),
+    span("implicit_convolve_sgemm", "kernel", 30, 60),
+    span("sgd_kernel", "kernel", 80, 90),
+]
+KERNELS = {
+    "NCCL": "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+    "RCCL": "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)",
+    "oneCCL": "oneccl_allreduce_small<float>",
+}
+
+
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+def test_a_kernel_that_sends_is_communication(kernel, tmp_path):
+    backend = "xccl" if "oneccl" in kernel else "nccl"  # RCCL answers to NCCL's name
+    sent = [
+        span("c10d::allreduce_", "cpu_op", 18, 20),
+        span(f"{backend}:all_reduce", "user_annotation", 18, 20),
+        span(f"{backend}:all_reduce", "gpu_user_annotation", 50, 80),
+        span(kernel, "kernel", 50, 80),
+    ]
+    assert shares(tmp_path, *ON_GPU, *sent) == (10, 40, 30, 10, 31)
+
+
+def test_with_gloo_the_time_counts_from_the_copy_to_the_cpu(tmp_path):
+    """On a GPU that ranks share. The bar begins while it still computes what is to be sent."""
+    sent = [
+        span("gloo:all_reduce", "user_annotation", 22, 80),
+        span("gloo:all_reduce", "gpu_user_annotation", 60, 80),
+        span("Memcpy DtoH (Device -> Pinned)", "gpu_memcpy", 60, 65),
+        span("Memcpy HtoD (Pinned -> Device)", "gpu_memcpy", 78, 80),
+    ]
+    assert shares(tmp_path, *ON_GPU, *sent) == (10, 40, 15, 0, 36)

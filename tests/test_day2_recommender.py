@@ -1,0 +1,181 @@
+"""Ratings in many files, and lesson 14: the same model however many ranks share them."""
+
+import argparse
+import re
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+from helpers import (
+    LESSONS,
+    ROOT,
+    load_lesson,
+    losses,
+    once,
+    proof_of,
+    proves,
+    run_lesson,
+    same_losses,
+)
+from ranks import run_ranks
+from short import written_by
+from torch.utils.data import DataLoader
+
+FULL = pytest.mark.full
+LESSON = ROOT / LESSONS["14"]["file"]
+BATCH = 2016  # 168 ratings of each of 12 files in a step, on 1, 2, 3 or 4 ranks
+
+
+def create(folder, *arguments):
+    """Run create_ratings.py; return (exit status, output)."""
+    return run_lesson("create_ratings", *arguments, cwd=folder)
+
+
+@pytest.fixture(scope="module")
+def ratings(tmp_path_factory):
+    """A folder with three times the ratings of 610 users."""
+    return written_by("create_ratings", tmp_path_factory) / "ratings"
+
+
+# The files
+
+
+def test_invented_ratings_are_like_the_real_ones_and_well_shuffled(ratings):
+    """610 users, 9,724 movies, 100,836 ratings: MovieLens ml-latest-small."""
+    files = [np.load(file) for file in sorted(ratings.glob("*.npy"))]
+    rows = np.concatenate(files)
+    assert len(np.unique(rows["movieId"])) == 9724
+    assert len(np.unique(rows[["userId", "movieId"]])) == len(rows) == 3 * 100_836
+    assert set(rows["rating"]) == {n / 2 for n in range(1, 11)}
+    assert rows["rating"].mean() == pytest.approx(3.5, abs=0.1)
+    assert rows["rating"].std() == pytest.approx(1.04, abs=0.1)
+    of_user = np.unique(rows["userId"], return_counts=True)[1]
+    assert of_user.min() >= 20
+    assert of_user.max() > 1500
+    # What is held out, the last tenth of each file, is a fair sample of all three times.
+    held_out = np.concatenate([part[len(part) * 9 // 10 :] for part in files])
+    third = np.sort(rows["userId"])[len(rows) * 2 // 3]
+    assert (held_out["userId"] >= third).mean() == pytest.approx(1 / 3, abs=0.02)
+
+
+def test_a_csv_of_ones_own_becomes_files_and_a_model(tmp_path):
+    """With ids of any size, from which rows are made and can be found again."""
+    csv, folder = tmp_path / "ratings.csv", tmp_path / "shards"
+    given = [(9_000_000_000 + n % 7, n % 11 - 5, (1 + n % 10) / 2, n) for n in range(1000)]
+    header = "userId,movieId,rating,timestamp\n"
+    csv.write_text(header + "".join(f"{u},{m},{r},{t}\n" for u, m, r, t in given))
+    arguments = ("--csv", csv, "--folder", folder, "--files", 7, "--seed", -1)
+    status, output = create(tmp_path, *arguments)
+    assert status == 0, output
+    proof = "=> 1,000 ratings in 7 files, of users 1 to 7 and movies 1 to 11, read as written: ok"
+    assert proof_of(output) == proof
+    files = [np.load(file) for file in sorted(folder.glob("*.npy"))]
+    assert {len(file) for file in files} == {142, 143}
+    rows = np.concatenate(files)
+    in_order = np.diff(rows["timestamp"].astype(int)) == 7  # as a file without shuffling has it
+    assert in_order.mean() < 0.1
+    rows = np.sort(rows, order="timestamp").tolist()
+    users, movies = ((folder / f"{x}.txt").read_text().split() for x in ("userId", "movieId"))
+    assert [(int(users[u - 1]), int(movies[m - 1]), r, t) for u, m, r, t in rows] == given
+    few = ("--folder", folder, "--seed", -1, "--epochs", 1)
+    status, output = run_ranks(1, LESSON, *few, cwd=tmp_path)
+    assert "Traceback" not in output
+    assert "on 105 held-out ratings" in output
+
+
+def test_a_folder_that_is_there_stays_unless_forced(tmp_path):
+    folder = tmp_path / "shards"
+    arguments = ("--copies", 1, "--files", 2, "--folder", folder)
+    assert create(tmp_path, *arguments)[0] == 0
+    status, output = create(tmp_path, *arguments)
+    assert status == 1
+    assert output.strip() == f"{folder} is there already. To write it again: --force"
+    assert create(tmp_path, *arguments, "--force")[0] == 0
+    # What it did not write stays even then.
+    (folder / "mine.txt").write_text("precious")
+    status, output = create(tmp_path, *arguments, "--force")
+    assert status == 1
+    assert f"{folder} could not be written: " in output
+    assert "Traceback" not in output
+    assert (folder / "mine.txt").read_text() == "precious"
+
+
+# The lesson
+
+
+def options(ratings, ranks=1):
+    few = ("--folder", ratings, "--batch-size", BATCH // ranks, "--lr", 0.03, "--epochs", 1)
+    return [str(x) for x in few]
+
+
+def results(output):
+    """Return what must not depend on the number of ranks: RMSE before and after, mean loss."""
+    found = re.findall(r"(?:RMSE|loss) ([\d.]+)", output)
+    assert len(found) == 3, output
+    return [float(x) for x in found]
+
+
+@pytest.fixture(scope="module")
+def alone(ratings, tmp_path_factory):
+    """What one process prints, and the losses that it wrote."""
+
+    def run():
+        folder = tmp_path_factory.mktemp("alone")
+        status, output = run_ranks(1, LESSON, *options(ratings), cwd=folder)
+        assert status == 0, output
+        return output, losses(folder / "runs" / LESSON.stem)
+
+    return once(tmp_path_factory, "lesson_14_alone", run)
+
+
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=FULL), 3, pytest.param(4, marks=FULL)])
+def test_any_number_of_ranks_gives_the_same_model(ranks, ratings, alone, tmp_path):
+    few = options(ratings, ranks)
+    status, output = run_ranks(ranks, LESSON, *few, cwd=tmp_path)
+    assert status == 0, output
+    assert proves(output), output
+    assert f"files: 12, for each rank: {12 // ranks}\n" in output
+    assert results(output) == pytest.approx(results(alone[0]), abs=1.1e-4)  # 4 digits are printed
+    curve = losses(tmp_path / "runs" / LESSON.stem)
+    assert [seen for seen, _ in curve] == [seen for seen, _ in alone[1]]
+    assert same_losses([x for _, x in curve], [x for _, x in alone[1]])
+
+
+def write_numbers(folder, lengths):
+    """Write files in which each rating has a user of its own, counted through all files."""
+    kinds = [("userId", "<i4"), ("movieId", "<i4"), ("rating", "<f4"), ("timestamp", "<u4")]
+    first = 0
+    for number, length in enumerate(lengths):
+        rows = np.zeros(length, kinds)
+        rows["userId"] = np.arange(first, first + length)
+        np.save(folder / f"{number:04d}.npy", rows)
+        first += length
+    return sorted(folder.glob("*.npy"))
+
+
+def test_ranks_share_the_files_and_all_have_as_many_batches(monkeypatch, tmp_path):
+    """Four ranks: two of six files are left out in each epoch."""
+    lengths = [101, 90, 95, 120, 97, 99]
+    files = write_numbers(tmp_path, lengths)
+    counts = np.array(lengths) * 9 // 10
+    begins = np.cumsum([0, *lengths])
+    held_out = {x for b, n in zip(begins, lengths) for x in range(b + n * 9 // 10, b + n)}
+    lesson = load_lesson("14")
+    args = argparse.Namespace(seed=0, buffer=3, batch_size=4)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+    orders = []
+    for epoch in range(2):
+        seen = []
+        for rank in range(4):
+            monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
+            stream = lesson.ShardStream(files, counts, args)
+            stream.epoch = epoch
+            batches = [users.tolist() for users, _, _ in DataLoader(stream, batch_size=None)]
+            # The shortest file has 81 ratings for training, and each step takes 4 of them.
+            assert [len(batch) for batch in batches] == [4] * 20
+            assert len(stream) == 20
+            seen += [user for batch in batches for user in batch]
+        assert len(seen) == len(set(seen))
+        assert not set(seen) & held_out
+        orders.append(seen)
+    assert orders[0] != orders[1]

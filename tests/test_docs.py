@@ -1,0 +1,232 @@
+"""The texts: commands can be typed, links lead somewhere, and what is made is up to date."""
+
+import ast
+import itertools
+import re
+import sys
+
+import pytest
+import torch
+from commands import FENCE, check, commands_in
+from docs import recordings
+from docs.blocks import BLOCK, Course, fill
+from docs.excerpts import RULER
+from docs.pages import DECKS, PAGES, page_of
+from helpers import LESSONS, ROOT, cannot, proof_of, recorded_output, run
+from ranks import run_ranks
+
+COURSE = Course()
+PAGE_OF = {x["id"]: x["file"] for x in COURSE.pages if "id" in x}
+by_lesson = pytest.mark.parametrize("name", LESSONS)
+
+
+def read(file):
+    return (ROOT / file).read_text()
+
+
+# Commands and links
+
+
+@pytest.mark.parametrize("page", [*PAGES, *DECKS])
+def test_the_programs_take_the_commands(page):
+    for command in dict.fromkeys(commands_in(read(page))):
+        try:
+            check(command)
+        except (AssertionError, ValueError) as error:
+            pytest.fail(f"{page}: {command}\n{error}")
+
+
+@by_lesson
+def test_a_lesson_takes_the_command_of_its_docstring(name):
+    text = re.sub(r"\\\n *", "", read(LESSONS[name]["file"]))
+    (command,) = re.findall(r"^Run: +(.*)$", text, re.M)
+    check(re.sub(r"[\[\]]", "", command.replace("[processes]", "2")))
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("python day1/4_mnist_manual_ddp.py 2 --epoch-s 3", "unrecognized arguments"),
+        ("DIST_TIMEOUT=9 python day1/4_mnist.py", "there is no day1/4_mnist.py"),
+        ("salloc scripts/multinode_setup_and_run.sh --locale 2 9", "There is no option --locale"),
+        ("scripts/doctor.sh --locale 2x1 | tail", "knows no --locale"),
+        ("cd course && torchrun day1/6_mnist_ddp_pt.py --epochs", "expected one argument"),
+    ],
+)
+def test_a_wrong_command_is_refused(command, says):
+    with pytest.raises(AssertionError, match=says):
+        check(command)
+
+
+def anchors(page):
+    """Return the anchors of the headings of a page, as GitHub makes them."""
+    text = FENCE.sub("", page.read_text())
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    made = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+    return made | set(re.findall(r'<a id="([\w-]+)"></a>', text))
+
+
+@pytest.mark.parametrize("page", [*PAGES, *DECKS])
+def test_every_link_leads_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", read(page))):
+        if not target.startswith("https://"):
+            path, _, anchor = target.partition("#")
+            there = (ROOT / page).parent / path if path else ROOT / page
+            assert there.exists(), target
+            assert not anchor or anchor in anchors(there), target
+
+
+# What is made
+
+
+@pytest.mark.parametrize("script", ["scripts/update_docs.py", "slides/figures/draw.py"])
+def test_blocks_and_figures_are_up_to_date(script):
+    status, said = run([sys.executable, ROOT / script, "--check"], 200, ROOT, None)
+    assert status == 0, said
+    if "Not compared" in said:
+        pytest.skip(said)
+
+
+def block(mark, page="slides/day1.md", course=COURSE):
+    """Return what is put between two marks."""
+    begin, end = f"<!-- begin {mark} -->\n", "<!-- end -->\n"
+    text = fill(f"{begin}old\n{end}", page, course)
+    return text.removeprefix(begin).removesuffix(end)
+
+
+def test_a_block_shows_what_its_mark_says():
+    lines = block('output 6 "test" "=" mark "="').splitlines()
+    shown = [x for x in recorded_output("6").splitlines() if x.startswith(("test", "=>"))]
+    assert lines == ["```console {3}", "$ python day1/6_mnist_ddp_pt.py", *shown, "```"]
+    assert "#" in block("code 4 mean_over_ranks", "day1/4_mnist_manual_ddp.md")
+    assert "#" not in block("code 4 mean_over_ranks")
+
+
+@pytest.mark.parametrize("mark", ["code 4 nothing", "output 99", "output 6 'none'", "foot", "what"])
+def test_a_mark_of_nothing_is_named(mark):
+    with pytest.raises(ValueError, match=f"slides/day1.md: .*<!-- begin {mark} -->"):
+        block(mark)
+
+
+def test_a_record_names_no_machine(monkeypatch, tmp_path):
+    monkeypatch.setattr(recordings, "nodes_of_allocation", lambda: ["node-a17"])
+    output = f"in {tmp_path} on node-a17.site.edu, see /home/me/torch/x.py\n"
+    result = {"output": output, "seconds": 1.2, "showed": "=> ok"}
+    note = recordings.note("python x.py", result, "4 x Some GPU", tmp_path)
+    assert note["output"] == ["in . on node1, see x.py"]
+
+
+# Each lesson in its places
+
+
+@by_lesson
+def test_a_lesson_has_its_places(name):
+    text = read(PAGE_OF[name])
+    assert re.search(r"^\*\*[^*]+\?\*\*$", text.partition("\n## ")[0], re.M), "no question"
+    sections = ["Predict", "The idea", "Run", "What happened", "The change"]
+    sections += ["In your own script"] * ("\n## In your own script\n" in text)
+    sections += ["Check yourself", "Exercises", "Further reading"]
+    assert re.findall(r"^## (.*)$", text, re.M) == sections
+    blocks = {(kind, *words.split()[:1]) for _, kind, words, *_ in BLOCK.findall(text)}
+    assert {("head", name), ("output", name), ("exercises", name), ("foot", name)} <= blocks
+    assert text.count("<details><summary>Answer</summary>") == 3
+    deck = page_of(name, COURSE.pages)["day"]
+    assert f"<!-- begin here {name} -->" in read(f"slides/{deck}.md")
+
+
+def test_each_script_is_in_the_list_and_each_lesson_in_a_timetable():
+    files = {str(path.relative_to(ROOT)) for path in ROOT.glob("day*/*.py")}
+    assert files == {lesson["file"] for lesson in LESSONS.values()}
+    parts = itertools.chain(*(day["parts"] for day in COURSE.days.values()))
+    taught = [part["page"] for part in parts if part.get("page") in LESSONS]
+    assert sorted(taught) == sorted(LESSONS)
+
+
+# The contract of the lessons
+
+MOST_LINES = {"day1": 120, "day2": 152}  # above the ruler
+FIELDS = ["Builds on", "New here", "Run", "Look for", "Try next"]
+# Functions below the ruler that may have more forms than one; each lesson has its own arguments.
+FORMS = {"start": 2, "launch": 2, "report_epoch": 3, "evaluate": 3, "Net": 5, "count_visits": 2}
+
+
+@by_lesson
+def test_the_idea_comes_first_and_is_short(name):
+    file = LESSONS[name]["file"]
+    above, *below = read(file).split(RULER)
+    assert len(below) == 1
+    assert above.count("\n") < MOST_LINES[file.partition("/")[0]]
+    assert re.findall(r"^def (\w+)", above, re.M)[-1] == "main"
+
+
+def test_what_lessons_share_is_identical():
+    forms = {}
+    for lesson in LESSONS.values():
+        below = "#" + read(lesson["file"]).partition(RULER)[2]
+        for node in ast.parse(below).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                forms.setdefault(node.name, set()).add(ast.get_source_segment(below, node))
+    several = {name: len(texts) for name, texts in forms.items() if len(texts) > 1}
+    assert several.pop("parse_args") > 10
+    assert several == FORMS
+
+
+@by_lesson
+def test_the_docstring_has_its_headings_and_the_proof_line(name):
+    lines = ast.get_docstring(ast.parse(read(LESSONS[name]["file"]))).splitlines()
+    values = dict(line.split(": ", 1) for line in lines[2:])
+    assert list(values) == FIELDS
+    # The shape of the proof line, not its values: the reader is asked to predict those.
+    shape = re.escape(values["Look for"].strip()).replace(re.escape("..."), ".+")
+    assert re.fullmatch(shape, proof_of(recorded_output(name)))
+
+
+# In your own script
+
+BOX = "\n## In your own script\n"
+WITH_BOX = [x for x, page in PAGE_OF.items() if BOX in read(page)]
+# What a rank prints at the end: whether all of its parameters are those of rank 0.
+SAME = r"""
+    mine = nn.utils.parameters_to_vector(model.parameters()).detach().cpu()
+    all_ranks = [None] * dist.get_world_size()
+    dist.all_gather_object(all_ranks, mine)
+    print(f"same parameters: {all(torch.equal(mine, x) for x in all_ranks)}\n", end="")
+"""
+
+
+def changed(script, page):
+    """Return a script after the changes that the box of a page shows, hunk by hunk."""
+    text = read(page).partition(BOX)[2].partition("\n## ")[0]
+    for box in re.findall(r"```diff\n(.*?)```", text, re.S):
+        for hunk in re.split(r"^@@.*\n", box, flags=re.M):
+            lines = hunk.splitlines()
+            old = "\n".join(["", *(line[1:] for line in lines if line[:1] != "+"), ""])
+            new = "\n".join(["", *(line[1:] for line in lines if line[:1] != "-"), ""])
+            assert script.count(old) == 1, f"{script.count(old)} times: {old}"
+            script = script.replace(old, new)
+    return script
+
+
+def with_box(name):
+    """Return the usual script after the boxes of lesson 6 and of this lesson, with a check."""
+    script = "\n" + read("tests/usual_script.py")
+    for page in [PAGE_OF["6"]] * (name not in ("4", "6")) + [PAGE_OF[name]]:
+        script = changed(script, page)
+    end = "    dist.destroy_process_group()\n"
+    place = script.rindex(end) if end in script else script.index("\n\nif __name__")
+    same = "" if name == "17" else SAME.strip("\n")  # there a parameter is spread over the ranks
+    return script[:place].rstrip("\n") + f"\n{same}\n" + script[place:]
+
+
+@pytest.mark.parametrize("name", [x for x in WITH_BOX if x != "10"])
+def test_the_box_changes_a_usual_script(name, tmp_path):
+    if name == "17" and torch.__version__ < (2, 8):
+        cannot("this torch cannot shard on CPUs")
+    train = tmp_path / "train.py"
+    train.write_text(with_box(name))
+    status, output = run_ranks(2, train, cwd=tmp_path)
+    assert status == 0, output
+    assert output.count("same parameters: True") == (0 if name == "17" else 2), output
+    losses = [float(x) for x in re.findall(r"epoch 2: loss ([\d.]+)", output)]
+    assert losses
+    assert max(losses) < 0.5  # it has learned: at first the loss is 0.69

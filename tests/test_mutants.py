@@ -1,0 +1,188 @@
+"""Each lesson without its key line: its proof line must say WRONG, and by how much.
+
+A new lesson needs a line here. The first one of a lesson is in the quick suite.
+"""
+
+from typing import NamedTuple
+
+import pytest
+from mutants import assert_disproved, run_mutant
+from short import ONE_PROCESS, arguments_of
+
+
+class Mutant(NamedTuple):
+    """A line, what stands there when somebody gets it wrong, and what the proof line says then."""
+
+    line: str
+    wrong: str
+    says: str  # a pattern
+    options: str = ""  # besides those that make the lesson short
+    ranks: int = 2
+
+
+SUM = "    dist.all_reduce(value, op=dist.ReduceOp.SUM)\n"
+FLAT = "    dist.all_reduce(flat, op=dist.ReduceOp.SUM)\n"
+WRAP = "ddp_model = DistributedDataParallel(model)"
+NO_SUM = Mutant(SUM, "", r"every rank holds 0, 1; the sum 0\+1 is 1: WRONG")
+APART = r"losses within \de(-0[1-4]|\+\d\d) of {} \(limit 1e-05\)"
+FROM_ONE = APART.format("one process")
+FROM_MEMORY = APART.format("those from memory")
+ONCE = r"^=> {} of 60,000 images once an epoch \(limit 640\), .*: WRONG$"
+NOT_SCALED = Mutant(
+    "(world_size, args.lr * factor)", "(world_size, args.lr)", r"linear \(limit \d+%\): WRONG"
+)
+MUTANTS = {
+    "0": [NO_SUM, Mutant("ReduceOp.SUM", "ReduceOp.MIN", r"holds 0; the sum 0\+1 is 1")],
+    "1": [NO_SUM],
+    "2": [Mutant("        optimizer.step()\n", "", r"=> 1?\d\.\d\d% of .* \(limit \d\d%\), .*: W")],
+    "3": [
+        Mutant(
+            "torch.manual_seed(args.seed)",
+            "torch.manual_seed(args.seed + dist.get_rank())",
+            r"=> 2 ranks, 2,560 images, 2 different models \(limit 1\): WRONG",
+        )
+    ],
+    "4": [
+        Mutant("    flat /= dist.get_world_size()", "    pass", f"identical .*, {FROM_ONE}"),
+        Mutant(FLAT, "", "parameters DIFFERENT on all ranks"),
+        Mutant("(train_set, seed=", "(train_set, 1, 0, seed=", FROM_ONE),
+    ],
+    "5": [Mutant(FLAT, "", r"hidden by computing: nan% \(limit 5%\): WRONG")],
+    "6": [Mutant(WRAP, "ddp_model = model", FROM_ONE)],
+    "test-profile": [
+        Mutant("DistributedDataParallel(model, bucket_cap_mb=1)", "model", "by computing: nan%")
+    ],
+    "7": [
+        Mutant(WRAP, "pass", FROM_ONE),
+        Mutant("world_size, dist.get_rank(), seed=", "1, 0, seed=", FROM_ONE),
+    ],
+    "8": [NOT_SCALED],
+    "9": [NO_SUM],
+    "10": [NOT_SCALED],
+    "create_mnist_h5": [
+        Mutant('file["images"][begin:end] = images  # goes', "# goes", "NOT as written: WRONG")
+    ],
+    "11": [
+        Mutant("        self.rank = rank\n", "        self.rank = 0\n", ONCE.format(0)),
+        Mutant(
+            "self.steps * (worker + 1) //",
+            "(self.steps - 1) * (worker + 1) //",
+            ONCE.format(512),
+        ),
+        Mutant("in permutation.split(self", "in permutation.sort().values.split(self", FROM_MEMORY),
+        Mutant(
+            "        train_set.epoch = epoch  # without this",
+            "        # without this",
+            FROM_MEMORY,
+            "--epochs 2",
+        ),
+    ],
+    "13": [
+        Mutant(
+            "range(rank, len(test_set), world_size)",
+            "DistributedSampler(test_set, shuffle=False)",
+            ", 10,002 of 10,000 tested",
+            ranks=3,
+        ),
+        Mutant("(loss / args.accumulate)", "(loss)", "^=> fp32: losses within .e-0[1-4] "),
+        Mutant(
+            "            nn.utils.clip_grad_norm_(model.parameters(), args.clip)\n",
+            "",
+            "^=> fp32: losses within .e-0[1-4] ",
+            "--max-steps 20 --clip 0.3",
+        ),
+        Mutant(
+            "            scaler.unscale_(optimizer)  # clip",
+            "            # clip",
+            "^=> fp16: losses within .e-0[1-2] ",
+            "--max-steps 20 --clip 0.3 --precision fp16",
+        ),
+        Mutant(
+            '        "model": model.state_dict(),',
+            '        "model": Net().state_dict(),',
+            "tested DIFFERENTLY than by one process: WRONG$",
+        ),
+    ],
+    "create_ratings": [
+        Mutant(
+            "order[number :: args.files]]", "order[number + 1 :: args.files]]", "NOT as written: W"
+        )
+    ],
+    "14": [
+        Mutant("    dist.all_gather(joined, tensor)\n", "", ", models DIFFERENT, "),
+        Mutant("        optimizer.step()\n", "", r"^=> RMSE .*, -?0\.0% below biases alone .* id"),
+        Mutant(
+            "steps = min(self.args.buffer, self.steps - first)",
+            "steps = self.steps - first",
+            r" [\d,]+ of 302,508 ratings read at a time \(limit [\d,]+\): WRONG$",
+            "--buffer 10",
+        ),
+    ],
+    "15": [
+        Mutant(
+            "accelerator.prepare(model, optimizer, loader)",
+            "model, optimizer, loader",
+            r"losses within \de(-0[1-3]|\+\d\d) of those without Accelerate",
+            "--epochs 5",
+        ),
+        # Only the line is wrong: with Accelerate and without, the losses are the same.
+        Mutant(
+            "TensorDataset(x, 0.7 * x + 0.3)",
+            "TensorDataset(x, 0.7 * x + 0.4)",
+            r"^=> y = 0.70 x \+ 0.40 \(limit",
+            "--epochs 50",
+        ),
+    ],
+    "16": [
+        # Less is sent, but it learns worse.
+        Mutant(
+            'if as_well and 0 < row["given"] < rows[best]["given"]',
+            'if way == "accumulation"',
+            r"^=> accumulation: 0.25 .* loss \+\d+\.\d% \(limit \+2%\): WRONG$",
+        )
+    ],
+    "17": [
+        Mutant(
+            "    shard(model, device)\n",
+            "",
+            r"states 1\.00 of DDP's \(limit 0\.55\), .*: WRONG$",
+            "--max-steps 2",
+        )
+    ],
+    "18": [
+        Mutant(
+            "return debugging_hooks.noop_hook(state, bucket)",
+            "return dist.all_reduce(bucket.buffer(), group=group, async_op=True).get_future().then("
+            "lambda sent: sent.value()[0])",
+            "but steps that should send nothing have sent",
+            "--batch-size 4",
+        ),
+        # The messages are not those of the link.
+        Mutant(
+            "max(sent, moment) + all_reduce_ms(",
+            "max(sent, moment) + 80 * all_reduce_ms(",
+            r"\d{3,}% apart \(limit 100%\); worth",
+            "--batch-size 4",
+        ),
+    ],
+}
+
+
+def quick_and_full():
+    """Return each lesson with each of its mutants."""
+    return [
+        pytest.param(lesson_id, mutant, marks=[pytest.mark.full] * (place > 0))
+        for lesson_id, mutants in MUTANTS.items()
+        for place, mutant in enumerate(mutants)
+    ]
+
+
+@pytest.mark.parametrize(("lesson_id", "mutant"), quick_and_full())
+def test_without_its_key_line_a_lesson_proves_nothing(
+    lesson_id, mutant, tmp_path, tmp_path_factory
+):
+    ranks = 1 if lesson_id in ONE_PROCESS else mutant.ranks
+    arguments = arguments_of(lesson_id, tmp_path, tmp_path_factory) + mutant.options.split()
+    change = (mutant.line, mutant.wrong)
+    output = run_mutant(lesson_id, change, ranks, *arguments, cwd=tmp_path)
+    assert_disproved(output, mutant.says)
