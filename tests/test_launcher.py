@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -42,7 +43,8 @@ def test_what_the_user_has_set_stays_and_a_lesson_is_found_by_its_name(tmp_path)
     status, output = launch("--local", "2", "--dry-run", *lesson, cwd=tmp_path, env=env)
     assert status == 0
     assert "meeting point: 127.0.0.1:1234, interface eth9\neach rank: 7 threads of " in output
-    assert output.endswith("day2/9_torch_dist_multi_node.py 'a b'\n")
+    command = shlex.split(output.splitlines()[-1])
+    assert command[-2:] == [str(ROOT / "day2" / "9_torch_dist_multi_node.py"), "a b"]
 
 
 @pytest.mark.parametrize(
