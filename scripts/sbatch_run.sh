@@ -78,6 +78,7 @@ on_each_node() (
 # reaches only what Slurm itself has started, which is the launcher. So signal all processes of the
 # steps. Those without a handler ignore USR1, because the launcher does.
 # shellcheck disable=SC2016 # the variables are those of the nodes
+# shellcheck disable=SC2329 # the trap calls it
 warn_ranks() {
   say "the time limit is near: warn the ranks"
   on_each_node bash -c '
