@@ -11,7 +11,8 @@ from unittest import mock
 
 import pytest
 from helpers import BEGIN, IMPORT, LAUNCHER, ROOT, cannot, launch, load, need, wait_without_trouble
-from launcher import errors, gpus, processes
+from launcher import errors, gpus, meeting_point, processes
+from torch.distributed import TCPStore
 
 MASKS = ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"]
 
@@ -45,6 +46,15 @@ def test_what_the_user_has_set_stays_and_a_lesson_is_found_by_its_name(tmp_path)
     assert "meeting point: 127.0.0.1:1234, interface eth9\neach rank: 7 threads of " in output
     command = shlex.split(output.splitlines()[-1])
     assert command[-2:] == [str(ROOT / "day2" / "9_torch_dist_multi_node.py"), "a b"]
+
+
+def test_two_jobs_at_a_time_do_not_meet(monkeypatch):
+    """Though both come to the same number. Rank 0 can listen at the port that is kept for it."""
+    numbers = iter([23455, 23455, 23456])
+    monkeypatch.setattr(meeting_point.random, "randrange", lambda *_: next(numbers))
+    with meeting_point.reserve_port() as one, meeting_point.reserve_port() as other:
+        assert (one.getsockname()[1], other.getsockname()[1]) == (23455, 23456)
+        assert TCPStore("127.0.0.1", 23455, is_master=True, wait_for_workers=False).port == 23455
 
 
 @pytest.mark.parametrize(

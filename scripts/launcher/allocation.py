@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 from launcher.errors import SILENCE, Verdict, as_a_shell, pass_on, say
-from launcher.meeting_point import address_and_interface, free_port
+from launcher.meeting_point import address_and_interface, reserve_port
 from launcher.srun_options import choose_ranks, count_gpus, for_srun, in_a_step, options_of
 from launcher.task import start_and_pass_on
 
@@ -82,7 +82,9 @@ def answer():
     leads_to = os.environ.get("MASTER_ADDR")
     address, interface = address_and_interface(os.environ["SLURMD_NODENAME"], leads_to)
     found = {"node": int(os.environ["SLURM_NODEID"]), "ranks": count_gpus(os.environ) or 1}
-    found.update(address=address, interface=interface, port=free_port())
+    with reserve_port() as keeper:
+        port = keeper.getsockname()[1]
+    found.update(address=address, interface=interface, port=port)
     print("probe:", json.dumps(found), flush=True)
 
 

@@ -11,7 +11,7 @@ import time
 
 from launcher.errors import CANNOT, Verdict, as_a_shell, ending, pass_on, say
 from launcher.gpus import find_gpus, share_gpus
-from launcher.meeting_point import free_port, variables_of
+from launcher.meeting_point import reserve_port, variables_of
 from launcher.monitor import watched
 from launcher.processes import Group, end_on_signals
 from launcher.task import command_of, threads
@@ -23,7 +23,8 @@ LAST_WORDS = 1.5  # seconds in which the others end by themselves, as a rule, an
 def run(options):
     """Run a command on imitated nodes, or only say how; return the exit status."""
     nodes, each = options.local
-    port = os.environ.get("MASTER_PORT") or str(free_port())
+    keeper = reserve_port()  # until this function returns
+    port = os.environ.get("MASTER_PORT") or str(keeper.getsockname()[1])
     masks, on = share_gpus(find_gpus(), nodes, each)
     common = variables_of("lo")
     common["OMP_NUM_THREADS"] = threads(len(os.sched_getaffinity(0)), nodes * each)

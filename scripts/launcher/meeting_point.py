@@ -12,13 +12,22 @@ FAST = ["hsn0", "ib0"]  # Slingshot and InfiniBand
 SIOCGIFADDR = 0x8915  # Linux's number for "which address has this interface?", see netdevice(7)
 
 
-def free_port():
-    """Return a port that is free on this machine, of those that no program gets by itself."""
+def reserve_port():
+    """Return a socket that keeps a free port for rank 0, until the socket is closed.
+
+    The port is one of those that no program gets by itself.
+    """
     while True:
-        port = random.randrange(20000, 30000)
-        with socket.socket() as one, contextlib.suppress(OSError):
-            one.bind(("", port))  # nobody can connect: it does not listen
-            return port
+        keeper = socket.socket()
+        try:
+            keeper.bind(("", random.randrange(20000, 30000)))  # it does not listen
+        except OSError:
+            keeper.close()
+            continue
+        # Only now: rank 0 sets this option, too, and may listen there. The bind of another launcher
+        # that has come to the same number fails.
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return keeper
 
 
 def address_and_interface(node, leads_to=None):
