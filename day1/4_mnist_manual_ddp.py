@@ -10,9 +10,7 @@ Try next:  do not divide by the world size; or all_reduce each gradient by itsel
 import argparse
 import os
 import signal
-import socket
 import sys
-import threading
 import time
 from datetime import timedelta
 from itertools import islice
@@ -24,7 +22,7 @@ import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-from tqdm import tqdm
+from torchvision.datasets import MNIST
 
 
 def average_gradients(model):
@@ -69,17 +67,22 @@ def train(train_set, device, args):
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)  # without this every epoch has the same order
         begin = time.perf_counter()
-        batches = progress(loader, args.max_steps)
+        batches = islice(loader, args.max_steps)  # None: all
         epoch_losses = train_one_epoch(model, batches, optimizer, device)
-        losses.append(mean_over_ranks(epoch_losses, world_size))
+        dist.all_reduce(epoch_losses)  # the sum over the ranks, in place
+        losses.append(epoch_losses / world_size)
         images_seen = min(len(epoch_losses) * global_batch_size, len(train_set))
-        report_epoch(epoch, losses[-1], images_seen, begin)
+        loss = losses[-1].mean().item()  # waits for the device: only now read the clock
+        speed = images_seen / (time.perf_counter() - begin)
+        if dist.get_rank() == 0:
+            print(f"epoch {epoch}: loss {loss:.4f}, {speed:,.0f} images/s")
     return model, torch.cat(losses)
 
 
 def main(device, args):
     """Run on every rank, as start (below) calls it: train, evaluate, report."""
-    train_set, test_set = load_mnist(args.data_dir)
+    make_repeatable()  # only because we compare runs
+    train_set, test_set = load_mnist()
     model, losses = train(train_set, device, args)
     same = identical_on_all_ranks(model)  # every rank takes part: not under the if
     if dist.get_rank() == 0:
@@ -91,26 +94,23 @@ def main(device, args):
         return prove(f"{parameters}, {gaps}", same and gap <= ROUNDING)
 
 
-# ---- The same in every lesson that has it; explained on the page of the first one
+# ---- Shared helpers, identical in every lesson
 
+DATA = Path(__file__).parents[1] / "data"
+FOLDER = f"runs/{Path(__file__).stem}"
 ROUNDING = 1e-5  # adding up in a different order changes losses by less than this
 
 
 def prove(claim, holds):
     """Print the proof line. Return the exit status: 0 if the claim holds, else 1."""
-    verdict = "ok" if holds else "WRONG"
-    print(f"=> {claim}: {verdict}")
+    print(f"=> {claim}: {'ok' if holds else 'WRONG'}")
     return 0 if holds else 1
 
 
 def identical_on_all_ranks(model):
     """Return whether all ranks hold the same parameters. Every rank must call this."""
-    mine = nn.utils.parameters_to_vector(model.parameters()).detach()
-    first = mine.clone()
-    dist.broadcast(first, src=0)
-    different = (mine != first).any().int()  # 1 if any number differs, else 0
-    dist.all_reduce(different)
-    return different.item() == 0
+    numbers = nn.utils.parameters_to_vector(model.parameters()).tolist()
+    return all(others == numbers for others in gather(numbers))
 
 
 def report_visits(sampler, images):
@@ -129,26 +129,23 @@ def gap_to_one_process(losses, train_set, device, args):
     rounding has switched one ReLU, the difference grows with each step.
     """
     batch_size = args.batch_size * dist.get_world_size()
-    # Whole batches of the first epoch: in the last one the sampler may repeat images.
-    whole = min(len(losses) // args.epochs, len(train_set) // batch_size)
-    steps = max(1, min(10, whole))
+    steps = min(10, len(losses) // args.epochs)
     print(f"now one process alone: {steps} batches of {batch_size} images")
     torch.manual_seed(args.seed)
     model = Net().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
-    # DistributedSampler shuffles so too. A step of all ranks together takes the next
-    # batch_size entries of this list.
+    # DistributedSampler makes the same list, and all ranks together take its next part.
     generator = torch.Generator().manual_seed(args.seed)
-    batches = torch.randperm(len(train_set), generator=generator).split(batch_size)
-    differences = []
-    for loss, indices in zip(losses[:steps], batches[:steps], strict=True):
+    order = torch.randperm(len(train_set), generator=generator)
+    gaps = []
+    for loss, indices in zip(losses[:steps], order.split(batch_size)):
         images, labels = train_set[indices]
         optimizer.zero_grad()
         expected = F.cross_entropy(model(images.to(device)), labels.to(device))
         expected.backward()
         optimizer.step()
-        differences.append((loss - expected).abs().item())
-    return torch.tensor(differences).max().item()  # NaN if one of them is
+        gaps.append((loss - expected).abs())
+    return torch.stack(gaps).max().item()
 
 
 def gather(value):
@@ -156,21 +153,6 @@ def gather(value):
     values = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
-
-
-def mean_over_ranks(losses, world_size):
-    """Return each step's mean loss over all ranks. Every rank must call this."""
-    if world_size > 1:
-        dist.all_reduce(losses)  # each rank knows only the losses of its own images
-    return losses / world_size
-
-
-def report_epoch(epoch, losses, images, begin):
-    """Print the mean loss of an epoch's steps, and images/s, on rank 0."""
-    loss = losses.mean().item()  # waits for the device: only now may we read the clock
-    speed = images / (time.perf_counter() - begin)
-    if os.environ.get("RANK", "0") == "0":
-        print(f"epoch {epoch}: loss {loss:.4f}, {speed:,.0f} images/s")
 
 
 @torch.inference_mode()
@@ -188,25 +170,16 @@ def write_scalars(losses, batch_size):
     """Write the loss of each step to runs/, over the images seen, for TensorBoard."""
     from torch.utils.tensorboard import SummaryWriter  # here: only rank 0 needs it
 
-    with SummaryWriter(f"runs/{Path(__file__).stem}", purge_step=0) as writer:
+    with SummaryWriter(FOLDER, purge_step=0) as writer:
         for step, loss in enumerate(losses.tolist(), start=1):
             writer.add_scalar("loss/train", loss, step * batch_size)
 
 
-def load_mnist(data_dir):
+def load_mnist():
     """Return training set and test set: images, uint8 [N, 28, 28], and labels, [N]."""
-    from torchvision.datasets import MNIST  # here, because importing it takes a second
-
-    train_set, test_set = MNIST(data_dir, train=True), MNIST(data_dir, train=False)
+    train_set = MNIST(DATA, train=True)
+    test_set = MNIST(DATA, train=False)
     return [TensorDataset(part.data, part.targets) for part in (train_set, test_set)]
-
-
-def progress(loader, max_steps=None):
-    """Return the loader's first batches, with a bar if rank 0 writes to a terminal."""
-    steps = min(len(loader), max_steps or len(loader))
-    hidden = None if os.environ.get("RANK", "0") == "0" else True
-    # disable=None hides the bar where there is no terminal.
-    return tqdm(islice(loader, steps), total=steps, disable=hidden, leave=False)
 
 
 class Net(nn.Module):
@@ -221,7 +194,7 @@ class Net(nn.Module):
 
     def forward(self, images):
         x = images.unsqueeze(1) / 255  # float32 [N, 1, 28, 28], from 0 to 1
-        x = (x - 0.1307) / 0.3081  # mean 0 and standard deviation 1
+        x = (x - 0.1307) / 0.3081  # mean 0, standard deviation 1
         x = F.relu(self.conv1(x))
         x = F.relu(self.conv2(x)).flatten(1)
         x = F.relu(self.fc1(x))
@@ -229,146 +202,88 @@ class Net(nn.Module):
 
 
 def choose_device(local_rank, local_world_size):
-    """Return this rank's device and the backend that connects such devices."""
-    count = torch.accelerator.device_count()
-    kind = torch.accelerator.current_accelerator().type if count else "cpu"
-    if kind in ("cpu", "mps"):  # there are no collectives for Apple's GPU
-        return torch.device("cpu"), "gloo"
-    device = torch.device(kind, local_rank % count)
-    # Where Slurm shows a rank only its own GPU, the launcher says how many there are.
-    # Parts of a GPU (MIG) do not count: NCCL takes two of them for the same GPU.
-    if count == 1 and "MIG" not in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
-        count = int(os.environ.get("GPUS_ON_NODE", 1))
-    shared = local_world_size > count
-    if kind == "xpu" and (shared or not dist.is_xccl_available()):
-        return torch.device("cpu"), "gloo"  # gloo cannot carry tensors of Intel's GPUs
+    """Return this rank's device, and the backend that connects such devices."""
+    gpus = torch.accelerator.device_count()
+    kind = torch.accelerator.current_accelerator().type if gpus else "cpu"
+    # Where each rank sees its own GPU only, the launcher says how many the node has.
+    shared = local_world_size > int(os.environ.get("GPUS_ON_NODE", gpus))
+    if kind in ("cpu", "mps") or (kind == "xpu" and shared):
+        return torch.device("cpu"), "gloo"  # gloo carries CPU and CUDA tensors only
+    device = torch.device(kind, local_rank % gpus)
     torch.accelerator.set_device_index(device.index)
-    # We compare runs: a run must give the same numbers again, with little rounding
-    # (TF32 keeps 11 of float32's 24 bits). A real job may leave out these lines.
-    torch.backends.cudnn.deterministic = True  # NVIDIA and AMD
-    torch.backends.mkldnn.deterministic = True  # Intel
-    torch.backends.cuda.matmul.allow_tf32 = False  # True in NVIDIA's containers
-    if hasattr(torch.backends.cudnn, "conv"):  # torch 2.9 and newer
-        torch.backends.cudnn.conv.fp32_precision = "ieee"
-    else:
-        torch.backends.cudnn.allow_tf32 = False
     # NCCL refuses two ranks on one GPU, so gloo connects ranks that share one.
     backend = "gloo" if shared else dist.get_default_backend_for_device(device)
     return device, backend
 
 
-def start(*arguments):
+def make_repeatable():
+    """Have a GPU compute the same numbers in each run. Slow: only to compare runs."""
+    torch.backends.cudnn.deterministic = True  # NVIDIA and AMD
+    torch.backends.mkldnn.deterministic = True  # Intel
+    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # TF32 rounds float32's 24 bits to 11
+
+
+def start(args):
     """Run as one rank: join the process group, call main, leave the group."""
+    # Variables tell a process who it is. LOCAL_RANK: its number on this node. The other
+    # four, RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, are for init_process_group.
     local_rank = int(os.environ["LOCAL_RANK"])
-    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    device, backend = choose_device(local_rank, local_world_size)
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this node
+    device, backend = choose_device(local_rank, ranks_here)
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
-    # NCCL's other way to connect hangs at random before torch 2.7.1 (pytorch#153960).
-    os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")
     device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
+    os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")  # pytorch#153960
     dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     if dist.get_rank() == 0:
-        setting = f"device: {device.type}, backend: {backend}"
-        print(f"ranks: {dist.get_world_size()}, {setting}")
-    status = main(device, *arguments)
-    # The others wait here while rank 0 still works, at most as long as the timeout.
+        ranks = dist.get_world_size()
+        print(f"ranks: {ranks}, device: {device.type}, backend: {backend}")
+    status = main(device, args)
     dist.barrier()  # leave together; if a rank fails before, the job ends there
-    # gloo's threads may still be freeing tensors, and need Python for that. Without a
-    # pause, torch before 2.8 can hang in the next line (pytorch#154976), and Python can
-    # abort while it ends.
-    time.sleep(0.2)
+    time.sleep(0.2)  # before torch 2.8 the next line can hang without it (#154976)
     dist.destroy_process_group()
-    sys.exit(status)  # of rank 0: whether the lesson has proved its claim
+    return status  # of rank 0: 0 if the lesson has proved its claim
 
 
-def end_with_launcher():
-    """End this rank as soon as the launcher has ended, even if by kill -9."""
-    mp.parent_process().join()
-    os._exit(1)
-
-
-def start_rank(rank, *arguments):
-    """Run as this rank, a number that start_processes gives: set variables, start."""
+def start_rank(rank, args):
+    """Run as this rank of one node, with its share of the cores."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
-    threading.Thread(target=end_with_launcher, daemon=True).start()
-    start(*arguments)
+    # Ranks that each want all cores slow each other down.
+    torch.set_num_threads(max(1, torch.get_num_threads() // args.processes))
+    sys.exit(start(args))
 
 
-def launch(processes, *arguments):
+def launch(args):
     """Start the ranks on this machine, with the variables that torchrun would set."""
-    if "RANK" in os.environ:  # torchrun has started this process, as one of the ranks
-        ranks = int(os.environ["WORLD_SIZE"])
-        if processes != ranks:
-            problem = f"torchrun has started {ranks} processes, not {processes}"
-            sys.exit(f"{problem}. Leave the number out.")
-        start(*arguments)
-        return
-    # Reserve a free port. Rank 0 will listen there, and the others connect to it.
-    with socket.socket() as keeper:
-        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        keeper.bind(("127.0.0.1", 0))  # 0: the system chooses one
-        address, port = keeper.getsockname()
-        os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
-        os.environ.update(WORLD_SIZE=str(processes), LOCAL_WORLD_SIZE=str(processes))
-        # Divide the cores: ranks that each want all of them slow each other down.
-        threads = max(1, torch.get_num_threads() // processes)
-        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-        # Ctrl-C ends every rank, with no traceback, unless the shell has it ignored.
-        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-        if sys.platform == "linux":  # import once, not once per rank; not safe on a Mac
-            mp.set_forkserver_preload(["torch", "torch._dynamo", "torchvision"])
-        try:
-            mp.start_processes(
-                start_rank, arguments, processes, start_method="forkserver"
-            )
-        except mp.ProcessExitedException as error:
-            sys.exit(str(error))  # a rank was killed, or has said what is wrong itself
-
-
-def positive_int(text):
-    """Return an argument as a whole number greater than 0."""
-    if not text.isdecimal() or int(text) == 0:
-        problem = f"must be a whole number greater than 0, not {text}"
-        raise argparse.ArgumentTypeError(problem)
-    return int(text)
-
-
-def positive_float(text):
-    """Return an argument as a number greater than 0."""
-    number = float(text)
-    if not number > 0:
-        raise argparse.ArgumentTypeError(f"must be greater than 0, not {text}")
-    return number
-
-
-def mnist_folder(text):
-    """Return an argument as a path, if MNIST is there, in files of the right size."""
-    sizes = {"train-images-idx3": 47_040_016, "train-labels-idx1": 60_008}
-    sizes |= {"t10k-images-idx3": 7_840_016, "t10k-labels-idx1": 10_008}
-    for name, size in sizes.items():
-        file = Path(text, "MNIST", "raw", f"{name}-ubyte")
-        if not file.exists() or file.stat().st_size != size:
-            todo = "Restore it: git checkout data/MNIST"
-            raise argparse.ArgumentTypeError(f"{file} is missing or damaged. {todo}")
-    return Path(text)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends all, with no traceback
+    ranks = str(args.processes)
+    os.environ.update(WORLD_SIZE=ranks, LOCAL_WORLD_SIZE=ranks)
+    port = 20_000 + os.getpid() % 10_000  # a different one for each job on this machine
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    method = "fork" if sys.platform == "linux" else "spawn"
+    try:
+        mp.start_processes(start_rank, (args,), args.processes, start_method=method)
+    except mp.ProcessExitedException as error:
+        sys.exit(str(error))  # a rank was killed, or has said itself what is wrong
 
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    ranks = int(os.environ.get("WORLD_SIZE", 4))  # torchrun sets it
-    add("processes", nargs="?", type=positive_int, default=ranks, help="how many (4)")
-    add("--epochs", type=positive_int, default=2, help="epochs (2)")
-    add("--batch-size", type=positive_int, default=64, help="per process (64)")
-    add("--lr", type=positive_float, default=0.015, help="learning rate (0.015)")
+    add("processes", nargs="?", type=int, default=4, help="how many (4)")
+    add("--epochs", type=int, default=2, help="epochs (2)")
+    add("--batch-size", type=int, default=64, help="per process (64)")
+    add("--lr", type=float, default=0.015, help="learning rate (0.015)")
     add("--seed", type=int, default=0, help="for weights and order (0)")
-    add("--max-steps", type=positive_int, help="end each epoch after so many steps")
-    data = Path(__file__).parents[1] / "data"
-    add("--data-dir", type=mnist_folder, default=str(data), help="where MNIST is")
-    return parser.parse_args()
+    add("--max-steps", type=int, help="end each epoch after so many steps")
+    args = parser.parse_args()
+    if min(args.processes, args.epochs, args.batch_size) < 1:
+        parser.error("processes, epochs and batch size must be at least 1")
+    return args
 
 
 if __name__ == "__main__":
     args = parse_args()
-    launch(args.processes, args)
+    if "RANK" in os.environ:  # torchrun has started this process, as one of the ranks
+        sys.exit(start(args))
+    else:
+        launch(args)

@@ -1,7 +1,7 @@
 """Lesson 16: when the network is the limit. Send less, and see what that costs.
 
 Builds on: 10_mnist_ddp_pt_multinode.py
-New here:  no_sync, communication hook (bf16, PowerSGD), local SGD
+New here:  no_sync, communication hook (bf16, PowerSGD), local SGD and DiLoCo
 Run:       scripts/multinode_setup_and_run.sh day2/16_mnist_ddp_slow_network.py
 Look for:  => ...: ... of plain DDP's bytes (limit ...), ..., loss ... (limit +2%): ok
 Try next:  a local cluster, with scripts/local_slurm.sh link 100mbit; MATRIX_RANK = 1.
@@ -24,17 +24,22 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-from tqdm import tqdm
+from torchvision.datasets import MNIST
 
 ACCUMULATE = {"accumulation": 4}  # batches for one step
-PERIODS = {"local SGD 1": 1, "local SGD 8": 8, "local SGD 32": 32}  # steps alone
-WAYS = ["plain DDP", "accumulation", "bf16", "PowerSGD", *PERIODS]
 MATRIX_RANK = 8  # PowerSGD sends a matrix as two thin ones, with so many columns each
+# Steps that each rank takes alone; learning rate and momentum of the step that follows.
+OUTER = {
+    "local SGD 8": (8, 1, 0),
+    "local SGD 32": (32, 1, 0),
+    "DiLoCo 32": (32, 0.7, 0.9),
+}
+WAYS = ["plain DDP", "accumulation", "bf16", "PowerSGD", *OUTER]
 
 
 def make_ddp(model, way):
     """Return the model in DDP, which sends gradients in this way; or as it is."""
-    if way in PERIODS:
+    if way in OUTER:
         return model  # not in DDP: its backward sends nothing
     if way == "PowerSGD":
         # One bucket for all: with several, this hook can hang on gloo.
@@ -50,15 +55,36 @@ def make_ddp(model, way):
     return ddp_model
 
 
-def average_parameters(model):
-    """Set the parameters to their mean over all ranks. Every rank must call this."""
-    numbers = nn.utils.parameters_to_vector(model.parameters()).detach()
-    dist.all_reduce(numbers)
-    numbers /= dist.get_world_size()
-    nn.utils.vector_to_parameters(numbers, model.parameters())
+def send_bf16(state, bucket):
+    """Average gradients with 16 bits per number: PyTorch's hook, but also on CPUs."""
+    # By its own name DDP refuses this hook where there is no CUDA.
+    return default_hooks.bf16_compress_hook(state, bucket)
 
 
-def train_one_epoch(model, loader, optimizer, way, device):
+class OuterOptimizer:
+    """Brings ranks that have trained alone together again: local SGD or DiLoCo."""
+
+    def __init__(self, model, way):
+        self.period, lr, momentum = OUTER[way]
+        self.model = model
+        # Where the ranks were together last. A copy, which only step() changes.
+        self.shared = nn.utils.parameters_to_vector(model.parameters()).detach()
+        nesterov = momentum > 0
+        self.sgd = torch.optim.SGD([self.shared], lr, momentum, nesterov=nesterov)
+
+    def step(self):
+        """Take the same step on all ranks. Every rank must call this."""
+        mean = nn.utils.parameters_to_vector(self.model.parameters()).detach()
+        dist.all_reduce(mean)
+        mean /= dist.get_world_size()
+        # The way from the mean back is taken for a gradient. With rate 1 and without
+        # momentum, the step leads to the mean.
+        self.shared.grad = self.shared - mean
+        self.sgd.step()
+        nn.utils.vector_to_parameters(self.shared.clone(), self.model.parameters())
+
+
+def train_one_epoch(model, loader, optimizer, outer, way, device):
     """Train on each batch once. Return the loss of every step, float32 [steps]."""
     model.train()
     accumulate = ACCUMULATE.get(way, 1)
@@ -73,13 +99,13 @@ def train_one_epoch(model, loader, optimizer, way, device):
         if send:
             optimizer.step()
             optimizer.zero_grad()
-        if way in PERIODS and step % PERIODS[way] == 0:
-            average_parameters(model)
+        if outer and step % outer.period == 0:
+            outer.step()
         losses.append(loss.detach())  # no .item() here: the CPU would wait for the GPU
     return torch.stack(losses)
 
 
-def train(train_set, way, rank, world_size, device, args):
+def train(train_set, way, device, args):
     """Train a new model in one of WAYS. Return it, all losses and what it has sent."""
     torch.manual_seed(args.seed)  # the same first weights on every rank
     model = Net().to(device)
@@ -89,66 +115,48 @@ def train(train_set, way, rank, world_size, device, args):
     ddp_model = make_ddp(model, way)
     lr = args.lr * ACCUMULATE.get(way, 1)  # it grows with the batch, as in lesson 8
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    outer = OuterOptimizer(model, way) if way in OUTER else None
     # All ranks make the same shuffled list. Rank r takes entries r, r + world_size, ...
-    sampler = DistributedSampler(train_set, world_size, rank, seed=args.seed)
+    sampler = DistributedSampler(train_set, seed=args.seed)
     loader = DataLoader(train_set, batch_size=args.batch_size, sampler=sampler)
-    batches = progress(loader, args.max_steps)
+    batches = islice(loader, args.max_steps)  # None: all
     with measure(device) as traffic:
-        losses = train_one_epoch(ddp_model, batches, optimizer, way, device)
-    if way in PERIODS:  # the last mean may be some steps ago
-        average_parameters(model)
-    return model, mean_over_ranks(losses, world_size), traffic
+        losses = train_one_epoch(ddp_model, batches, optimizer, outer, way, device)
+        if outer and len(losses) % outer.period != 0:
+            outer.step()  # after the last steps alone
+    dist.all_reduce(losses)  # each rank knows those of its own images
+    return model, losses / dist.get_world_size(), traffic
 
 
 def main(device, args):
     """Run on every rank: train in each way, then compare."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    train_set, test_set = load_mnist(args.data_dir)
+    make_repeatable()  # only because we compare runs
+    train_set, test_set = load_mnist()
     # 4 steps reach the optimizer of "accumulation" and the matrices of PowerSGD.
-    few = TensorDataset(*train_set[: 4 * args.batch_size * world_size])
-    curves = {}
+    few = TensorDataset(*train_set[: 4 * args.batch_size * dist.get_world_size()])
     rows = {}
     for way in WAYS:
-        train(few, way, rank, world_size, device, args)  # a warm-up: not looked at
-        model, losses, traffic = train(train_set, way, rank, world_size, device, args)
-        if rank == 0:
-            images = min(len(losses) * args.batch_size * world_size, len(train_set))
+        train(few, way, device, args)  # a warm-up: not looked at
+        model, losses, traffic = train(train_set, way, device, args)
+        if dist.get_rank() == 0:
             accuracy = evaluate(model, test_set, device)
-            rows[way] = report_way(way, images, losses, traffic, accuracy)
-            curves[way] = smooth(losses)
-    if rank == 0:
-        write_curves(curves, images)
+            rows[way] = report_way(way, losses, traffic, accuracy, args)
+    if dist.get_rank() == 0:
         return report_best(rows)
 
 
-# ---- The same in every lesson that has it; explained on the page of the first one
+# ---- Shared helpers, identical in every lesson
 
 
+DATA = Path(__file__).parents[1] / "data"
 BYTES = 0.45  # share of plain DDP's bytes, less than the half that bf16 sends
 LOSS = 0.02  # how much higher the loss may be than plain DDP's
 
 
 def prove(claim, holds):
     """Print the proof line. Return the exit status: 0 if the claim holds, else 1."""
-    verdict = "ok" if holds else "WRONG"
-    print(f"=> {claim}: {verdict}")
+    print(f"=> {claim}: {'ok' if holds else 'WRONG'}")
     return 0 if holds else 1
-
-
-def send_bf16(state, bucket):
-    """Average a bucket of gradients, 16 bits per number. DDP calls this in backward.
-
-    PyTorch has it too, as default_hooks.bf16_compress_hook. But that one DDP refuses
-    without CUDA and NCCL, which it does not need: gloo can add such numbers as well.
-    """
-    gradients = bucket.buffer()  # of some parameters, in one row: float32 [N]
-    short = (gradients / dist.get_world_size()).to(torch.bfloat16)
-    future = dist.all_reduce(short, async_op=True).get_future()  # backward goes on
-
-    def to_float32(future):
-        return gradients.copy_(future.value()[0])
-
-    return future.then(to_float32)  # when all of it is here
 
 
 @contextmanager
@@ -184,7 +192,7 @@ def read_sent():
     """
     backend = dist.get_backend().upper()
     name = os.environ.get(f"{backend}_SOCKET_IFNAME", "lo").lstrip("=")
-    counters = Path("/proc/net/dev")
+    counters = Path("/proc/net/dev")  # of this node, also where it is a container
     sent = 0
     if counters.exists():
         for line in counters.read_text().splitlines():
@@ -196,9 +204,10 @@ def read_sent():
     return sum(sent_by_node.values())
 
 
-def report_way(way, images, losses, traffic, accuracy):
+def report_way(way, losses, traffic, accuracy, args):
     """Print a row of the table, numbers per step, and return it as a dictionary."""
     steps = len(losses)
+    images = steps * args.batch_size * dist.get_world_size()
     row = {
         "given": traffic["given"] / steps / 1e6,
         "sent": traffic["sent"] / steps / 1e6,
@@ -231,41 +240,11 @@ def report_best(rows):
     return prove(claim, share <= BYTES and loss <= LOSS)
 
 
-def smooth(losses, points=20):
-    """Return the means of this many equal parts of the losses: one batch is noisy."""
-    return F.adaptive_avg_pool1d(losses.unsqueeze(0), points).squeeze(0).cpu()
-
-
-def write_curves(curves, images):
-    """Write curves over the images seen to runs/, for TensorBoard and as a picture."""
-    from matplotlib.figure import Figure  # here: only rank 0 needs these two
-    from torch.utils.tensorboard import SummaryWriter
-
-    folder = Path("runs", Path(__file__).stem)
-    axes = Figure().subplots()
-    for name, curve in curves.items():
-        seen = [round(images * (i + 1) / len(curve)) for i in range(len(curve))]
-        axes.semilogy(seen, curve, label=name)
-        with SummaryWriter(folder / name, purge_step=0) as writer:
-            for step, loss in zip(seen, curve, strict=True):
-                writer.add_scalar("loss/train", loss, step)
-    axes.set(xlabel="images seen", ylabel="training loss")
-    axes.legend()
-    axes.figure.savefig(folder / "loss.png")
-
-
 def gather(value):
     """Return the values of all ranks, in rank order. Every rank must call this."""
     values = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
-
-
-def mean_over_ranks(losses, world_size):
-    """Return each step's mean loss over all ranks. Every rank must call this."""
-    if world_size > 1:
-        dist.all_reduce(losses)  # each rank knows only the losses of its own images
-    return losses / world_size
 
 
 @torch.inference_mode()
@@ -279,20 +258,11 @@ def evaluate(model, test_set, device):
     return correct / len(test_set)
 
 
-def load_mnist(data_dir):
+def load_mnist():
     """Return training set and test set: images, uint8 [N, 28, 28], and labels, [N]."""
-    from torchvision.datasets import MNIST  # here, because importing it takes a second
-
-    train_set, test_set = MNIST(data_dir, train=True), MNIST(data_dir, train=False)
+    train_set = MNIST(DATA, train=True)
+    test_set = MNIST(DATA, train=False)
     return [TensorDataset(part.data, part.targets) for part in (train_set, test_set)]
-
-
-def progress(loader, max_steps=None):
-    """Return the loader's first batches, with a bar if rank 0 writes to a terminal."""
-    steps = min(len(loader), max_steps or len(loader))
-    hidden = None if os.environ.get("RANK", "0") == "0" else True
-    # disable=None hides the bar where there is no terminal.
-    return tqdm(islice(loader, steps), total=steps, disable=hidden, leave=False)
 
 
 class Net(nn.Module):
@@ -307,7 +277,7 @@ class Net(nn.Module):
 
     def forward(self, images):
         x = images.unsqueeze(1) / 255  # float32 [N, 1, 28, 28], from 0 to 1
-        x = (x - 0.1307) / 0.3081  # mean 0 and standard deviation 1
+        x = (x - 0.1307) / 0.3081  # mean 0, standard deviation 1
         x = F.relu(self.conv1(x))
         x = F.relu(self.conv2(x)).flatten(1)
         x = F.relu(self.fc1(x))
@@ -315,84 +285,46 @@ class Net(nn.Module):
 
 
 def choose_device(local_rank, local_world_size):
-    """Return this rank's device and the backend that connects such devices."""
-    count = torch.accelerator.device_count()
-    kind = torch.accelerator.current_accelerator().type if count else "cpu"
-    if kind in ("cpu", "mps"):  # there are no collectives for Apple's GPU
-        return torch.device("cpu"), "gloo"
-    device = torch.device(kind, local_rank % count)
-    # Where Slurm shows a rank only its own GPU, the launcher says how many there are.
-    # Parts of a GPU (MIG) do not count: NCCL takes two of them for the same GPU.
-    if count == 1 and "MIG" not in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
-        count = int(os.environ.get("GPUS_ON_NODE", 1))
-    shared = local_world_size > count
-    if kind == "xpu" and (shared or not dist.is_xccl_available()):
-        return torch.device("cpu"), "gloo"  # gloo cannot carry tensors of Intel's GPUs
+    """Return this rank's device, and the backend that connects such devices."""
+    gpus = torch.accelerator.device_count()
+    kind = torch.accelerator.current_accelerator().type if gpus else "cpu"
+    # Where each rank sees its own GPU only, the launcher says how many the node has.
+    shared = local_world_size > int(os.environ.get("GPUS_ON_NODE", gpus))
+    if kind in ("cpu", "mps") or (kind == "xpu" and shared):
+        return torch.device("cpu"), "gloo"  # gloo carries CPU and CUDA tensors only
+    device = torch.device(kind, local_rank % gpus)
     torch.accelerator.set_device_index(device.index)
-    # We compare runs: a run must give the same numbers again, with little rounding
-    # (TF32 keeps 11 of float32's 24 bits). A real job may leave out these lines.
-    torch.backends.cudnn.deterministic = True  # NVIDIA and AMD
-    torch.backends.mkldnn.deterministic = True  # Intel
-    torch.backends.cuda.matmul.allow_tf32 = False  # True in NVIDIA's containers
-    if hasattr(torch.backends.cudnn, "conv"):  # torch 2.9 and newer
-        torch.backends.cudnn.conv.fp32_precision = "ieee"
-    else:
-        torch.backends.cudnn.allow_tf32 = False
     # NCCL refuses two ranks on one GPU, so gloo connects ranks that share one.
     backend = "gloo" if shared else dist.get_default_backend_for_device(device)
     return device, backend
 
 
-def start(*arguments):
+def make_repeatable():
+    """Have a GPU compute the same numbers in each run. Slow: only to compare runs."""
+    torch.backends.cudnn.deterministic = True  # NVIDIA and AMD
+    torch.backends.mkldnn.deterministic = True  # Intel
+    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # TF32 rounds float32's 24 bits to 11
+
+
+def start(args):
     """Run as one rank: join the process group, call main, leave the group."""
+    # Variables tell a process who it is. LOCAL_RANK: its number on this node. The other
+    # four, RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, are for init_process_group.
     local_rank = int(os.environ["LOCAL_RANK"])
-    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    device, backend = choose_device(local_rank, local_world_size)
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this node
+    device, backend = choose_device(local_rank, ranks_here)
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
-    # NCCL's other way to connect hangs at random before torch 2.7.1 (pytorch#153960).
-    os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")
     device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
+    os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")  # pytorch#153960
     dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     if dist.get_rank() == 0:
-        setting = f"device: {device.type}, backend: {backend}"
-        print(f"ranks: {dist.get_world_size()}, {setting}")
-    status = main(device, *arguments)
-    # The others wait here while rank 0 still works, at most as long as the timeout.
+        ranks = dist.get_world_size()
+        print(f"ranks: {ranks}, device: {device.type}, backend: {backend}")
+    status = main(device, args)
     dist.barrier()  # leave together; if a rank fails before, the job ends there
-    # gloo's threads may still be freeing tensors, and need Python for that. Without a
-    # pause, torch before 2.8 can hang in the next line (pytorch#154976), and Python can
-    # abort while it ends.
-    time.sleep(0.2)
+    time.sleep(0.2)  # before torch 2.8 the next line can hang without it (#154976)
     dist.destroy_process_group()
-    sys.exit(status)  # of rank 0: whether the lesson has proved its claim
-
-
-def positive_int(text):
-    """Return an argument as a whole number greater than 0."""
-    if not text.isdecimal() or int(text) == 0:
-        problem = f"must be a whole number greater than 0, not {text}"
-        raise argparse.ArgumentTypeError(problem)
-    return int(text)
-
-
-def positive_float(text):
-    """Return an argument as a number greater than 0."""
-    number = float(text)
-    if not number > 0:
-        raise argparse.ArgumentTypeError(f"must be greater than 0, not {text}")
-    return number
-
-
-def mnist_folder(text):
-    """Return an argument as a path, if MNIST is there, in files of the right size."""
-    sizes = {"train-images-idx3": 47_040_016, "train-labels-idx1": 60_008}
-    sizes |= {"t10k-images-idx3": 7_840_016, "t10k-labels-idx1": 10_008}
-    for name, size in sizes.items():
-        file = Path(text, "MNIST", "raw", f"{name}-ubyte")
-        if not file.exists() or file.stat().st_size != size:
-            todo = "Restore it: git checkout data/MNIST"
-            raise argparse.ArgumentTypeError(f"{file} is missing or damaged. {todo}")
-    return Path(text)
+    return status  # of rank 0: 0 if the lesson has proved its claim
 
 
 def parse_args():
@@ -400,18 +332,17 @@ def parse_args():
     add = parser.add_argument
     if os.environ.get("LOCAL_RANK", "0") != "0":  # one rank a node says what is wrong
         parser.error = lambda message: sys.exit(2)
-    add("--batch-size", type=positive_int, default=32, help="per process (32)")
-    add("--lr", type=positive_float, default=0.005, help="learning rate (0.005)")
+    add("--batch-size", type=int, default=32, help="per process (32)")
+    add("--lr", type=float, default=0.005, help="learning rate (0.005)")
     add("--seed", type=int, default=0, help="for weights and order (0)")
-    add("--max-steps", type=positive_int, default=64, help="in each way (64)")
-    data = Path(__file__).parents[1] / "data"
-    add("--data-dir", type=mnist_folder, default=str(data), help="where MNIST is")
+    add("--max-steps", type=int, default=64, help="in each way (64)")
     args = parser.parse_args()
+    if min(args.batch_size, args.max_steps) < 1:
+        parser.error("batch size and max-steps must be at least 1")
     if "RANK" not in os.environ:
         parser.error("start this lesson with scripts/multinode_setup_and_run.sh")
     return args
 
 
 if __name__ == "__main__":
-    args = parse_args()
-    start(args)
+    sys.exit(start(parse_args()))

@@ -1,8 +1,11 @@
 """Lesson 9: the same sum across nodes, and what the network between them costs.
 
 Builds on: 1_torch_dist_gpu.py
-New here:  local rank, node, process groups of some of the ranks
+New here:  five variables, node, local rank, process groups of some of the ranks
 Run:       scripts/multinode_setup_and_run.sh day2/9_torch_dist_multi_node.py
+           The same by hand, on two nodes of an allocation with four GPUs each:
+           srun --ntasks-per-node 1 torchrun --nnodes 2 --nproc-per-node 4
+               --rdzv-backend c10d --rdzv-endpoint $(hostname):29500 FILE
 Look for:  => 2 nodes, 4 ranks: every rank holds ...; the sum 0+1+2+3 is ...: ok
 Try next:  --torchrun before the file; one rank per node; 4 kB and 64 MB between nodes.
 """
@@ -21,12 +24,12 @@ import torch.distributed as dist
 SIZES = {"4 kB": 1_000, "1 MB": 250_000, "64 MB": 16_000_000}  # numbers of 4 bytes each
 
 
-def time_all_reduce(numbers, device, group):
-    """Return the seconds that one all_reduce of float32 numbers took, 5 times."""
+def time_all_reduce(numbers, device, rounds, group):
+    """Return the seconds that one all_reduce of float32 numbers took, in each round."""
     tensor = torch.ones(numbers, device=device)
     dist.all_reduce(tensor, group=group)  # sets up connections: not timed
     seconds = []
-    for _ in range(5):
+    for _ in range(rounds):
         torch.get_device_module(device).synchronize()  # torch.cpu's does nothing
         dist.barrier(group)
         begin = time.perf_counter()
@@ -54,60 +57,66 @@ def make_groups():
     return within, between, len(nodes)
 
 
-def main(device):
+def main(device, args):
     """Run on every rank: the same code, told apart only by the rank."""
     rank = dist.get_rank()
     world_size = dist.get_world_size()
     value = torch.tensor(float(rank), device=device)
-    before = value.item()
     # Every rank gives its value, and every rank gets the sum of all. It works in place.
     dist.all_reduce(value, op=dist.ReduceOp.SUM)
-
-    # Lines printed by several processes come in any order: rank 0 collects and prints.
     place = f"{socket.gethostname()}, local rank {os.environ['LOCAL_RANK']}, {device}"
-    rows = gather((before, value.item(), place))
+    # Lines printed by several processes come in any order: rank 0 collects and prints.
+    rows = gather((place, value.item()))
     if rank == 0:
-        for r, (before, after, name) in enumerate(rows):
-            who = f"rank {r} of {world_size} on {name}"
-            print(f"{who}: {before:g} before, {after:g} after")
+        for r, (place, after) in enumerate(rows):
+            print(f"rank {r} of {world_size} on {place}: {r} before, {after:g} after")
 
     within, between, nodes = make_groups()
     for where, group in (("within a node", within), ("between nodes", between)):
         ranks = dist.get_world_size(group)  # -1 on a rank that is not in the group
         for size, numbers in SIZES.items():
-            mine = time_all_reduce(numbers, device, group) if ranks > 0 else [0] * 5
-            rounds = slowest_rank(mine)
-            seconds = statistics.median(rounds)
-            # Algorithm bandwidth: size / time. Bus bandwidth: what a link carries. In a
-            # ring of n ranks nearly every number passes every link twice, exactly
-            # 2 (n - 1) / n times. Source: NVIDIA's nccl-tests, doc/PERFORMANCE.md.
-            algorithm = numbers * 4 / seconds / 1e6
-            bus = algorithm * 2 * (ranks - 1) / ranks
+            if ranks > 1:
+                seconds = time_all_reduce(numbers, device, args.rounds, group)
             if rank == 0 and ranks > 1:
-                speeds = f"{algorithm:7,.1f} MB/s (bus {bus:7,.1f})"
-                row = f"{milliseconds(rounds)}, {speeds}"
-                print(f"{where}, {ranks} ranks, {size:>5}: {row}")
+                speed = describe(seconds, numbers, ranks)
+                print(f"{where}, {ranks} ranks, {size:>5}: {speed}")
     if rank == 0:
-        sums = [after for _, after, _ in rows]
-        claim, correct = check_sums(sums)
+        claim, correct = check_sums([after for _, after in rows])
         return prove(f"{nodes} nodes, {world_size} ranks: {claim}", correct)
 
 
-# ---- The same in every lesson that has it; explained on the page of the first one
+def start(args):
+    """Run as one rank: join the process group, call main, leave the group."""
+    # Variables tell a process who it is. LOCAL_RANK: its number on this node. The other
+    # four, RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, are for init_process_group.
+    local_rank = int(os.environ["LOCAL_RANK"])
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this node
+    device, backend = choose_device(local_rank, ranks_here)
+    timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
+    device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
+    os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")  # pytorch#153960
+    dist.init_process_group(backend, timeout=timeout, device_id=device_id)
+    if dist.get_rank() == 0:
+        ranks = dist.get_world_size()
+        print(f"ranks: {ranks}, device: {device.type}, backend: {backend}")
+    status = main(device, args)
+    dist.barrier()  # leave together; if a rank fails before, the job ends there
+    time.sleep(0.2)  # before torch 2.8 the next line can hang without it (#154976)
+    dist.destroy_process_group()
+    return status  # of rank 0: 0 if the lesson has proved its claim
+
+
+# ---- Shared helpers, identical in every lesson
 
 
 def prove(claim, holds):
     """Print the proof line. Return the exit status: 0 if the claim holds, else 1."""
-    verdict = "ok" if holds else "WRONG"
-    print(f"=> {claim}: {verdict}")
+    print(f"=> {claim}: {'ok' if holds else 'WRONG'}")
     return 0 if holds else 1
 
 
 def check_sums(sums):
-    """Return what the ranks hold, and what they should, as a text; and if it is right.
-
-    sums: the values of all ranks, in rank order.
-    """
+    """Return in words what the ranks hold and should hold, and whether it is right."""
     expected = sum(range(len(sums)))
     terms = "+".join(str(rank) for rank in range(len(sums)))
     held = ", ".join(f"{value:g}" for value in sorted(set(sums)))
@@ -115,15 +124,18 @@ def check_sums(sums):
     return f"every rank holds {held}; the sum {terms} is {expected}", correct
 
 
-def slowest_rank(seconds):
-    """Return for each round the time of its slowest rank. Every rank must call this."""
-    return [max(times) for times in zip(*gather(seconds), strict=True)]
-
-
-def milliseconds(rounds):
-    """Return the median of times in seconds, with the lowest and the highest."""
-    median = statistics.median(rounds) * 1e3
-    return f"{median:7.3f} ms ({min(rounds) * 1e3:.2f}-{max(rounds) * 1e3:.2f})"
+def describe(seconds, numbers, ranks):
+    """Return the median time of an all_reduce and its bandwidths, as a text."""
+    median = statistics.median(seconds)
+    # Algorithm bandwidth: size / time. Bus bandwidth: what a rank's link carries. In a
+    # ring of n ranks nearly every number passes every link twice, exactly 2 (n - 1) / n
+    # times. Source: NVIDIA's nccl-tests, doc/PERFORMANCE.md.
+    algorithm = numbers * 4 / median / 1e6
+    bus = algorithm * 2 * (ranks - 1) / ranks
+    times = (
+        f"{median * 1e3:7.3f} ms ({min(seconds) * 1e3:.2f}-{max(seconds) * 1e3:.2f})"
+    )
+    return f"{times}, {algorithm:7,.1f} MB/s (bus {bus:7,.1f})"
 
 
 def gather(value):
@@ -134,68 +146,33 @@ def gather(value):
 
 
 def choose_device(local_rank, local_world_size):
-    """Return this rank's device and the backend that connects such devices."""
-    count = torch.accelerator.device_count()
-    kind = torch.accelerator.current_accelerator().type if count else "cpu"
-    if kind in ("cpu", "mps"):  # there are no collectives for Apple's GPU
-        return torch.device("cpu"), "gloo"
-    device = torch.device(kind, local_rank % count)
-    # Where Slurm shows a rank only its own GPU, the launcher says how many there are.
-    # Parts of a GPU (MIG) do not count: NCCL takes two of them for the same GPU.
-    if count == 1 and "MIG" not in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
-        count = int(os.environ.get("GPUS_ON_NODE", 1))
-    shared = local_world_size > count
-    if kind == "xpu" and (shared or not dist.is_xccl_available()):
-        return torch.device("cpu"), "gloo"  # gloo cannot carry tensors of Intel's GPUs
+    """Return this rank's device, and the backend that connects such devices."""
+    gpus = torch.accelerator.device_count()
+    kind = torch.accelerator.current_accelerator().type if gpus else "cpu"
+    # Where each rank sees its own GPU only, the launcher says how many the node has.
+    shared = local_world_size > int(os.environ.get("GPUS_ON_NODE", gpus))
+    if kind in ("cpu", "mps") or (kind == "xpu" and shared):
+        return torch.device("cpu"), "gloo"  # gloo carries CPU and CUDA tensors only
+    device = torch.device(kind, local_rank % gpus)
     torch.accelerator.set_device_index(device.index)
-    # We compare runs: a run must give the same numbers again, with little rounding
-    # (TF32 keeps 11 of float32's 24 bits). A real job may leave out these lines.
-    torch.backends.cudnn.deterministic = True  # NVIDIA and AMD
-    torch.backends.mkldnn.deterministic = True  # Intel
-    torch.backends.cuda.matmul.allow_tf32 = False  # True in NVIDIA's containers
-    if hasattr(torch.backends.cudnn, "conv"):  # torch 2.9 and newer
-        torch.backends.cudnn.conv.fp32_precision = "ieee"
-    else:
-        torch.backends.cudnn.allow_tf32 = False
     # NCCL refuses two ranks on one GPU, so gloo connects ranks that share one.
     backend = "gloo" if shared else dist.get_default_backend_for_device(device)
     return device, backend
 
 
-def start(*arguments):
-    """Run as one rank: join the process group, call main, leave the group."""
-    local_rank = int(os.environ["LOCAL_RANK"])
-    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    device, backend = choose_device(local_rank, local_world_size)
-    timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
-    # NCCL's other way to connect hangs at random before torch 2.7.1 (pytorch#153960).
-    os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")
-    device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
-    dist.init_process_group(backend, timeout=timeout, device_id=device_id)
-    if dist.get_rank() == 0:
-        setting = f"device: {device.type}, backend: {backend}"
-        print(f"ranks: {dist.get_world_size()}, {setting}")
-    status = main(device, *arguments)
-    # The others wait here while rank 0 still works, at most as long as the timeout.
-    dist.barrier()  # leave together; if a rank fails before, the job ends there
-    # gloo's threads may still be freeing tensors, and need Python for that. Without a
-    # pause, torch before 2.8 can hang in the next line (pytorch#154976), and Python can
-    # abort while it ends.
-    time.sleep(0.2)
-    dist.destroy_process_group()
-    sys.exit(status)  # of rank 0: whether the lesson has proved its claim
-
-
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
     if os.environ.get("LOCAL_RANK", "0") != "0":  # one rank a node says what is wrong
         parser.error = lambda message: sys.exit(2)
+    add("--rounds", type=int, default=5, help="to measure each size (5)")
     args = parser.parse_args()
+    if args.rounds < 1:
+        parser.error("rounds must be at least 1")
     if "RANK" not in os.environ:
         parser.error("start this lesson with scripts/multinode_setup_and_run.sh")
     return args
 
 
 if __name__ == "__main__":
-    parse_args()
-    start()
+    sys.exit(start(parse_args()))

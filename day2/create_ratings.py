@@ -28,7 +28,7 @@ def write(folder, parts, args):
 
     parts: yields arrays of ratings. Only one part is in memory at a time, or one file.
     """
-    random = np.random.default_rng(args.seed % 2**32)
+    random = np.random.default_rng(args.seed)
     sizes = {"files": args.files, "ratings": 0}
     sums = 0
     known = {"userId": {}, "movieId": {}}  # the number that each id has got
@@ -74,16 +74,18 @@ def main(args):
     return prove(claim, same)
 
 
-# ---- The same in every lesson that has it; explained on the page of the first one
+# ---- Shared helpers, identical in every lesson
 
-USERS, MOVIES, RATINGS = 610, 9_724, 100_836  # as in MovieLens ml-latest-small
-CSV = np.dtype([("userId", "<i8"), ("movieId", "<i8"), *COLUMNS.descr[2:]])
+RATINGS = Path(__file__).parents[1] / "data" / "ratings"
+USERS, MOVIES, COUNT = 610, 9_724, 100_836  # as in MovieLens ml-latest-small
+CSV = np.dtype(
+    [("userId", "<i8"), ("movieId", "<i8"), ("rating", "<f4"), ("timestamp", "<u4")]
+)
 
 
 def prove(claim, holds):
     """Print the proof line. Return the exit status: 0 if the claim holds, else 1."""
-    verdict = "ok" if holds else "WRONG"
-    print(f"=> {claim}: {verdict}")
+    print(f"=> {claim}: {'ok' if holds else 'WRONG'}")
     return 0 if holds else 1
 
 
@@ -125,19 +127,19 @@ def generate(copies, seed, factors=4):
     A rating is 3.5, and how kind the user is, and how good the movie is, and how well
     the two match, and noise.
     """
-    random = np.random.default_rng(seed % 2**32)
+    random = np.random.default_rng(seed)
     quality = random.normal(scale=0.45, size=MOVIES)
     kinds = random.normal(size=(MOVIES, factors))
     popularity = (np.arange(MOVIES) + 100.0) ** -1.6  # many people see a few movies
     for copy in range(copies):
         # Most users rate little, a few very much, and each at least 20 movies.
         share = random.lognormal(sigma=1.3, size=USERS).clip(max=40)
-        counts = 20 + (share / share.sum() * (RATINGS - 20 * USERS)).astype(int)
-        counts[: RATINGS - counts.sum()] += 1  # what rounding has taken away
+        counts = 20 + (share / share.sum() * (COUNT - 20 * USERS)).astype(int)
+        counts[: COUNT - counts.sum()] += 1  # what rounding has taken away
         # Movies come to a user in a random order, popular ones sooner. The user rates
         # the first ones. Each movie comes first to somebody.
         waiting = random.standard_exponential((USERS, MOVIES), "f4") / popularity
-        somebody = random.choice(USERS, MOVIES, p=counts / RATINGS)
+        somebody = random.choice(USERS, MOVIES, p=counts / COUNT)
         waiting[somebody, np.arange(MOVIES)] = 0
         rated = []
         for row, count in zip(waiting, counts, strict=True):
@@ -147,13 +149,13 @@ def generate(copies, seed, factors=4):
         kindness = random.normal(scale=0.4, size=USERS)
         tastes = random.normal(size=(USERS, factors))
         match = (tastes[users] * kinds[movies]).sum(1) * 0.5 / factors**0.5
-        noise = random.normal(scale=0.7, size=RATINGS)
+        noise = random.normal(scale=0.7, size=COUNT)
         score = 3.5 + kindness[users] + quality[movies] + match + noise
-        part = np.empty(RATINGS, COLUMNS)
+        part = np.empty(COUNT, COLUMNS)
         part["userId"] = copy * USERS + users + 1
         part["movieId"] = movies + 1
         part["rating"] = (2 * score).round().clip(1, 10) / 2  # half stars, 0.5 to 5
-        part["timestamp"] = random.integers(828_057_600, 1_537_833_600, RATINGS)
+        part["timestamp"] = random.integers(828_057_600, 1_537_833_600, COUNT)
         yield part  # the timestamps are from 1996 to 2018
 
 
@@ -198,27 +200,20 @@ def read_csv(path):
         sys.exit(f"{path} is not like MovieLens' ratings.csv: {error}")
 
 
-def positive_int(text):
-    """Return an argument as a whole number greater than 0."""
-    if not text.isdecimal() or int(text) == 0:
-        problem = f"must be a whole number greater than 0, not {text}"
-        raise argparse.ArgumentTypeError(problem)
-    return int(text)
-
-
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    data = Path(__file__).parents[1] / "data" / "ratings"
-    add("--folder", type=Path, default=data, help="where to write (data/ratings)")
-    add("--files", type=positive_int, default=64, help="how many (64)")
-    add("--copies", type=positive_int, default=10, help="times 610 invented users (10)")
+    add("--folder", type=Path, default=RATINGS, help="where to write (data/ratings)")
+    add("--files", type=int, default=64, help="how many (64)")
+    add("--copies", type=int, default=10, help="times 610 invented users (10)")
     add("--csv", type=Path, help="real ratings: a ratings.csv of MovieLens")
     add("--seed", type=int, default=0, help="for the ratings and their order (0)")
     add("--force", action="store_true", help="replace files that are there")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if min(args.files, args.copies) < 1 or args.seed < 0:
+        parser.error("files and copies must be at least 1, the seed at least 0")
+    return args
 
 
 if __name__ == "__main__":
-    args = parse_args()
-    sys.exit(main(args))
+    sys.exit(main(parse_args()))

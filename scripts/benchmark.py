@@ -52,7 +52,7 @@ def mnist(rounds):
     from torchvision import datasets, transforms
 
     torch.set_num_threads(1)
-    train_set, _ = load("day1/2_mnist_training.py").load_mnist(DATA)
+    train_set, _ = load("day1/2_mnist_training.py").load_mnist()
     # As pytorch/examples does it: a picture at a time becomes a tensor and is normalised.
     steps = [transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))]
     usual = datasets.MNIST(DATA, train=True, transform=transforms.Compose(steps))
@@ -115,7 +115,7 @@ class Steps:
         self.lesson = load("day1/6_mnist_ddp_pt.py")
         self.device, backend = self.lesson.choose_device(rank, RANKS)
         dist.init_process_group(backend, init_method=meeting_point, rank=rank, world_size=RANKS)
-        self.train_set, _ = self.lesson.load_mnist(DATA)
+        self.train_set, _ = self.lesson.load_mnist()
         self.model = self.lesson.Net().to(self.device)
         self.ddp_model = DistributedDataParallel(self.lesson.Net().to(self.device))
         numbers = sum(x.numel() for x in self.model.parameters())

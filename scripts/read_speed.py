@@ -18,7 +18,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import torch
-from course.lists import ROOT, load
+from course.lists import load
 from course.machine import recorded
 
 CREATE = load("day2/create_mnist_h5.py")
@@ -32,7 +32,7 @@ REPEATS = 3
 
 def make_files(folder):
     """Write the training set of MNIST in each layout. Return {layout: file or folder}."""
-    sets = CREATE.load_mnist(ROOT / "data")
+    sets = load("day1/2_mnist_training.py").load_mnist()
     plain = folder / "plain.h5"
     with h5py.File(plain, "x") as file:
         for name, tensor in zip(NAMES, sets[0].tensors):
@@ -87,11 +87,8 @@ def whole_chunks(path, epoch):
     """Yield batches of images and labels as lesson 11 reads them, with no worker."""
     with arrays(path) as (images, _):
         buffer = BUFFER // images.chunks[0]
-    args = argparse.Namespace(
-        file=path, batch_size=BATCH, max_steps=None, seed=0, shuffle=True, buffer=buffer
-    )
-    stream = STREAM.ChunkStream(0, 1, args)
-    stream.epoch = epoch
+    stream = STREAM.ChunkStream(path, BATCH, 0, 1, 0, buffer)
+    stream.set_epoch(epoch)
     return iter(stream)
 
 

@@ -20,7 +20,7 @@ from launcher import launch
 from torch.distributed.run import get_args_parser
 
 # What a reader has written, or a copy of a lesson.
-OWN = {"train.py", "hang.py", "silent.py", "job.sh", "sweep.sh"}
+OWN = {"train.py", "hang.py", "runs/silent.py", "job.sh", "sweep.sh"}
 OF_FILES = {"mnist_folder", "hdf5_file", "ratings_folder"}  # types that look for data
 FENCE = re.compile(r"^ *```(\w*)[^\n`]*\n(.*?)^ *```$", re.M | re.S)
 OURS = re.compile(r"(?:[A-Z_]+=\S+ )*(?:python |torchrun |\S*\.sh\b)")

@@ -19,7 +19,7 @@ SHORT = {
     "7": "--rounds 1 --max-steps 2 --batch-size 50",
     "8": "--images 3200",
     "9": "",
-    "10": "--images 3200",
+    "10": FEW,
     "create_mnist_h5": "--file {folder}/mnist.h5",
     "11": "--file {folder}/mnist.h5 --epochs 1 --max-steps 5",
     "12": "--images 1280 --batch-size 32 --save-every 4 --crash-at-step 6",

@@ -196,7 +196,7 @@ def test_the_figures_show_what_the_lessons_printed(page):
     gaps = re.findall(r"=> .*losses within (\S+)", "\n".join(map(recorded_output, LESSONS)))
     shown = [text for text in figures["gaps"] if re.fullmatch(r"[1-9]e-\d+|0", text)]
     assert shown == [gap.replace("0e+00", "0") for gap in gaps]
-    assert {"lesson 8: one process", "lesson 8: DDP, linear rate"} <= set(figures["loss"])
+    assert {"one process", "DDP, linear rate"} <= set(figures["loss"])
     compute = re.findall(r"^ +[0-3] +\S+% +([\d.]+)% .* 0\.0% .*%$", recorded_output("5"), re.M)
     assert len(compute) == 4
     assert {f"{float(share):.0f}" for share in compute} <= set(figures["time_shares"])

@@ -60,9 +60,7 @@ def test_four_ranks_hold_a_quarter_and_learn(four):
         assert of_four <= 0.27 * of_one
     # A layer is whole in its turn, the others are not.
     assert 2 * part[0] < part_inside < 0.7 * whole_inside
-    # It learns more than which characters are frequent.
-    frequency = float(re.search(r"by frequency alone: loss ([\d.]+)", output)[1])
-    assert loss("FSDP", 1, output) < 0.8 * frequency
+    assert loss("FSDP", 1, output) < 1.88  # 2.35 if one knows only how frequent each character is
     assert len(list((folder / CHECKPOINT).glob("*.distcp"))) == 4  # each rank writes its own
 
 
@@ -90,5 +88,5 @@ def test_a_torch_that_cannot_shard_is_refused(tmp_path):
     status, output = run_ranks(2, write_mutant(tmp_path, "17", newer), cwd=tmp_path)
     assert status == os.EX_UNAVAILABLE
     assert "Traceback" not in output
-    sentence = r"^torch \S+ cannot shard on CPUs: use a newer one, or GPUs$"
+    sentence = r"^torch \S+ cannot shard here: take 2.8 or newer$"
     assert len(re.findall(sentence, output, re.M)) == 1  # of one rank

@@ -103,9 +103,8 @@ def test_the_ranks_average_once_a_step(tmp_path):
     from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
     ddp_model.register_comm_hook(None, lambda _, bucket: print("sent") or noop_hook(_, bucket))
 """
-    few = ("--epochs", 1, "--max-steps", 4, "--accumulate", 3, "--data-dir", ROOT / "data")
-    status, output = run_ranks(
-        1, write_mutant(tmp_path, "13", (wrap, wrap + told)), *few, cwd=tmp_path
-    )
+    few = ("--epochs", 1, "--max-steps", 4, "--accumulate", 3)
+    mutant = write_mutant(tmp_path, "13", (wrap, wrap + told))
+    status, output = run_ranks(1, mutant, *few, cwd=tmp_path)
     assert status == 0, output
     assert output.count("sent\n") == 4

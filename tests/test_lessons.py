@@ -21,7 +21,7 @@ from helpers import (
 )
 from lesson_numbers import NUMBERS
 from ranks import run_ranks, skip_what_cannot_run
-from short import FEW, ONE_PROCESS, arguments_of
+from short import ONE_PROCESS, arguments_of
 
 full = pytest.mark.full
 
@@ -102,22 +102,22 @@ CHAIN = {
     "4": (f"{TWO_EPOCHS} --batch-size {{share}}", 20),
     "5": ("--max-steps 5 --batch-size {share}", 10),  # and 5 steps to warm up
     "6": (f"{TWO_EPOCHS} --batch-size {{share}}", 20),
-    # Ten steps to warm up; then it begins the next epoch.
-    "7": ("--rounds 1 --max-steps 1 --batch-size 84", 10),
+    "10": (f"{TWO_EPOCHS} --batch-size {{share}}", 20),
+    "7": (f"{TWO_EPOCHS} --rounds 1 --batch-size 84", 20),
 }
 
 
-def train_alone(tmp_path_factory, batch_size, steps=TWO_EPOCHS):
-    """Return what lesson 2 prints in 20 steps with this batch size, and their losses."""
+def train_alone(tmp_path_factory):
+    """Return what lesson 2 prints in 20 steps with batches of 84, and their losses."""
 
     def run():
         folder = tmp_path_factory.mktemp("alone")
-        arguments = (*steps.split(), "--batch-size", batch_size)
+        arguments = (*TWO_EPOCHS.split(), "--batch-size", 84)
         output = run_ranks(1, ROOT / LESSONS["2"]["file"], *arguments, cwd=folder)[1]
         assert "\n=> " in output, output  # 20 steps may be too few for its limit
         return output, losses(folder / "runs" / "2_mnist_training")
 
-    return once(tmp_path_factory, f"alone_{batch_size}", run)
+    return once(tmp_path_factory, "alone", run)
 
 
 @pytest.mark.parametrize("ranks", [3, *(pytest.param(n, marks=full) for n in (1, 2, 4, 7))])
@@ -130,7 +130,7 @@ def test_ranks_that_share_a_batch_have_the_losses_of_one(
     file = ROOT / LESSONS[lesson_id]["file"]
     status, output = run_ranks(ranks, file, *arguments, cwd=tmp_path)
     assert status == 0, output
-    alone = train_alone(tmp_path_factory, 84)[1][:steps]
+    alone = train_alone(tmp_path_factory)[1][:steps]
     shared = losses(tmp_path / "runs" / file.stem)[:steps]
     assert [images for images, _ in shared] == [images for images, _ in alone]
     assert same_losses([loss for _, loss in shared], [loss for _, loss in alone])
@@ -142,21 +142,8 @@ def test_each_rank_of_lesson_3_has_lesson_2s_loss(ranks, tmp_path_factory, tmp_p
     status, output = run_ranks(ranks, ROOT / LESSONS["3"]["file"], *arguments, cwd=tmp_path)
     assert status == 0, output
     printed = r"mean loss ([\d.]+)"
-    alone = float(re.search(printed, train_alone(tmp_path_factory, 84)[0])[1])
+    alone = float(re.search(printed, train_alone(tmp_path_factory)[0])[1])
     found = re.findall(rf"^rank \d+: .* {printed}$", output, re.M)
     assert [float(loss) for loss in found] == pytest.approx([alone] * ranks, abs=2e-4)
     claim = f"=> {ranks} ranks, {ranks * 20 * 84:,} images, 1 model (limit 1): ok"
     assert proof_of(output) == claim
-
-
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=full)])
-def test_lesson_10_has_the_losses_of_lesson_2(ranks, tmp_path_factory, tmp_path):
-    """20 steps are the epoch: each of the 20 points of lesson 10's curves is then one step."""
-    file = ROOT / LESSONS["10"]["file"]
-    arguments = ("--images", 60_000, "--batch-size", 3000 // ranks, "--lr", 0.015)
-    output = run_ranks(ranks, file, *arguments, cwd=tmp_path)[1]
-    assert "\n=> " in output, output  # so large a batch may miss the limit of its gap
-    alone = train_alone(tmp_path_factory, 3000, FEW)[1]
-    shared = losses(tmp_path / "runs" / file.stem / "unscaled")
-    assert [images for images, _ in shared] == [images for images, _ in alone]
-    assert same_losses([loss for _, loss in shared], [loss for _, loss in alone])

@@ -50,7 +50,11 @@ MUTANTS = {
     "5": [Mutant(FLAT, "", r"hidden by computing: nan% \(limit 5%\): WRONG")],
     "6": [Mutant(WRAP, "ddp_model = model", FROM_ONE)],
     "test-profile": [
-        Mutant("DistributedDataParallel(model, bucket_cap_mb=1)", "model", "by computing: nan%")
+        Mutant(
+            "DistributedDataParallel(model, bucket_cap_mb=args.bucket_mb)",
+            "model",
+            "by computing: nan%",
+        )
     ],
     "7": [
         Mutant(WRAP, "pass", FROM_ONE),
@@ -58,28 +62,32 @@ MUTANTS = {
     ],
     "8": [NOT_SCALED],
     "9": [NO_SUM],
-    "10": [NOT_SCALED],
+    "10": [Mutant(WRAP, "ddp_model = model", FROM_ONE)],
     "create_mnist_h5": [
         Mutant('file["images"][begin:end] = images  # goes', "# goes", "NOT as written: WRONG")
     ],
     "11": [
-        Mutant("        self.rank = rank\n", "        self.rank = 0\n", ONCE.format(0)),
+        Mutant("        self.rank = rank\n", "        self.rank = 0\n", ONCE.format(320)),
+        Mutant("(self.rank * workers + worker)", "self.rank", ONCE.format(r"3\d\d"), "--workers 2"),
         Mutant(
-            "self.steps * (worker + 1) //",
-            "(self.steps - 1) * (worker + 1) //",
-            ONCE.format(512),
+            "torch.randperm(len(labels), generator=generator)",
+            "torch.arange(len(labels))",
+            r", 100% in file order \(limit 5%\), .*: WRONG",
         ),
-        Mutant("in permutation.split(self", "in permutation.sort().values.split(self", FROM_MEMORY),
         Mutant(
-            "        train_set.epoch = epoch  # without this",
-            "        # without this",
-            FROM_MEMORY,
+            "        stream.set_epoch(epoch)",
+            "        stream.set_epoch(0)",
+            r", 1 orders \(limit 2\), ",
             "--epochs 2",
         ),
+        Mutant(
+            "labels[indices])]", "labels[indices.flip(0)])]", r"^=> \d?\d of 60,000 images once"
+        ),
+        Mutant(WRAP, "ddp_model = model", FROM_MEMORY),
     ],
     "13": [
         Mutant(
-            "range(rank, len(test_set), world_size)",
+            "range(dist.get_rank(), len(test_set), dist.get_world_size())",
             "DistributedSampler(test_set, shuffle=False)",
             ", 10,002 of 10,000 tested",
             ranks=3,
@@ -109,14 +117,8 @@ MUTANTS = {
         )
     ],
     "14": [
-        Mutant("    dist.all_gather(joined, tensor)\n", "", ", models DIFFERENT, "),
-        Mutant("        optimizer.step()\n", "", r"^=> RMSE .*, -?0\.0% below biases alone .* id"),
-        Mutant(
-            "steps = min(self.args.buffer, self.steps - first)",
-            "steps = self.steps - first",
-            r" [\d,]+ of 302,508 ratings read at a time \(limit [\d,]+\): WRONG$",
-            "--buffer 10",
-        ),
+        Mutant("set_result(average)", "set_result(gradient)", ", tables DIFFERENT: WRONG$"),
+        Mutant("        optimizer.step()\n", "", r"^=> RMSE .*, -?0\.0% below movie means .* id"),
     ],
     "15": [
         Mutant(

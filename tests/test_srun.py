@@ -55,11 +55,19 @@ TASK |= {"SLURM_NODEID": "1", "SLURM_CPUS_ON_NODE": "1", "SLURMD_NODENAME": "nod
 TASK |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "RANKS_PER_NODE": "2 1"}
 
 
-@pytest.mark.parametrize("torchrun", [False, True])
-def test_a_rank_hears_how_many_gpus_its_node_has(torchrun):
-    """Slurm may show it only one; and a torchrun gets them all."""
-    found = task.variables_of_rank({**TASK, "SLURM_GPUS_ON_NODE": "4"}, torchrun)
-    assert found.get("GPUS_ON_NODE") == (None if torchrun else "4")
+@pytest.mark.parametrize(
+    ("mask", "torchrun", "told"),
+    [
+        ("2", False, "4"),
+        ("", False, "4"),
+        ("2", True, None),  # a torchrun gets them all
+        ("0,1", False, None),  # a user's own mask
+        ("MIG-5ad1", False, None),
+    ],
+)
+def test_a_rank_that_may_see_one_gpu_hears_how_many_its_node_has(mask, torchrun, told):
+    given = {**TASK, "SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": mask}
+    assert task.variables_of_rank(given, torchrun).get("GPUS_ON_NODE") == told
 
 
 def test_a_machine_shares_its_cpus_among_the_threads_of_ranks(monkeypatch):

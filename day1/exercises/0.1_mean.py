@@ -31,7 +31,7 @@ def main():
             print(f"rank {rank}: value {before:g}, mean over the ranks {after:g}")
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def gather(value):

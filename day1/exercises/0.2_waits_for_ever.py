@@ -32,7 +32,7 @@ def main():
     report(images, group)
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def start():

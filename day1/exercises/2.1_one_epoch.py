@@ -44,7 +44,7 @@ def main():
         print(f"epoch {epoch}: loss {loss:.5f}")
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def start():

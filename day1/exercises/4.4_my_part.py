@@ -34,7 +34,7 @@ def main():
                 print(f"epoch {epoch}, rank {r}: images {part}")
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def gather(value):

@@ -73,7 +73,7 @@ def main():
             print(f"step {10 + step}: {pair}")
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def gather(value):

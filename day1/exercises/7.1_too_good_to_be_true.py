@@ -48,7 +48,7 @@ class Gpu:
             self.last.result()
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def gather(value):

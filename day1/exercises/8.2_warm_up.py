@@ -48,7 +48,7 @@ def main():
         print("learning rates:", *(f"{rate:.3f}" for rate in rates))
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def start():

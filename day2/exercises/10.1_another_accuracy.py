@@ -37,7 +37,7 @@ def main():
         print(f"=> {right / count:.1%} right: {right} of {count} images")
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def start():

@@ -66,7 +66,7 @@ def sent(dataset):
         return f"TypeError: {error}"
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def gather(value):

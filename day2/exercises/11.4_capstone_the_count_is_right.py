@@ -88,7 +88,7 @@ def read(chunk):
     return torch.arange(chunk * CHUNK_SIZE, (chunk + 1) * CHUNK_SIZE)
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def gather(value):

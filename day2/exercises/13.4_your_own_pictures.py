@@ -80,7 +80,7 @@ def draw(folder, classes):
             write_png(picture, str(folder / name / f"{size}.png"))
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def start():

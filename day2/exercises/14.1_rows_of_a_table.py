@@ -39,7 +39,7 @@ def main():
             print(f"rank {r}: the gradient of the table is {column}")
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def gather(value):

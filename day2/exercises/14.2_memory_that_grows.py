@@ -71,7 +71,7 @@ def mean(ratings):
     )
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def gather(value):

@@ -49,7 +49,7 @@ def main():
     accelerator.print("learning rates:", " ".join(f"{rate:.3f}" for rate in rates))
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def start():

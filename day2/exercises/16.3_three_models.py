@@ -55,7 +55,7 @@ def main():
         print("weights:", ", ".join(f"{number:.2f}" for number in weights))
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def start():

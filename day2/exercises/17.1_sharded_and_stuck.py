@@ -46,7 +46,7 @@ def main():
         print(f"step 0: loss {losses[0]:.4f}, step 49: loss {losses[-1]:.4f}")
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def start():

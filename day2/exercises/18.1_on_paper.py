@@ -40,7 +40,7 @@ def main():
         print(f"{times}: {2 * one / two:.1f} times as fast")
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def start():

@@ -49,7 +49,7 @@ def make_groups(per_node):
     return within, between, leader
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def gather(value):

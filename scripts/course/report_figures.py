@@ -62,7 +62,7 @@ def loss_curve(path, points=20):
     return [seen[part[-1]] for part in parts], means
 
 
-# The color and the name of a curve of lesson 8 or 10, by the folder of its events.
+# The color and the name of a curve of lesson 8, by the folder of its events.
 CURVES = {
     "alone": (BLUE, "one process"),
     "unscaled": (ORANGE, "DDP, unscaled rate"),
@@ -72,13 +72,11 @@ CURVES = {
 
 
 def loss(axes, results):
-    """Draw the loss curves of lesson 8, and as circles those of lesson 10."""
+    """Draw the loss curves of lesson 8."""
     for result in results:
         for path in result["events"]:
             color, label = CURVES[path.parent.name]
-            label = f"lesson {result['id']}: {label}"
-            line = "o" if result["id"] == "10" else "-"
-            axes.plot(*loss_curve(path), line, color=color, label=label, mfc="none")
+            axes.plot(*loss_curve(path), color=color, label=label)
     axes.set(xlabel="images seen", ylabel="training loss", yscale="log", xlim=0)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.xaxis.set_major_locator(MaxNLocator(5))
@@ -175,17 +173,17 @@ def bandwidth(axes, results):
 FIGURES = [
     (
         gaps,
-        ("4", "6", "7", "11", "13", "15", "17"),
+        ("4", "6", "7", "10", "11", "13", "15", "17"),
         "Equal losses",
         "Each of these lessons trains in two ways that should give the same losses: many ranks "
         "and one process, or a file and memory. Left of the line (1e-05) only rounding differs.",
     ),
     (
         loss,
-        ("8", "10"),
+        ("8",),
         "Loss and learning rate",
         "The farther a curve lies above that of one process, the more its larger global batch has "
-        "cost. Lesson 10's circles, on two nodes, belong on lesson 8's lines.",
+        "cost.",
     ),
     (
         time_shares,

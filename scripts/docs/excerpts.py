@@ -9,7 +9,8 @@ from pathlib import Path
 from course.lists import ROOT
 from docs.pages import DECKS
 
-RULER = "\n# ---- "  # begins the line between the lesson and its shared helpers
+# The line between the lesson and its shared helpers
+RULER = "\n# ---- Shared helpers, identical in every lesson\n"
 
 
 def lines_of(source, name):

@@ -34,6 +34,16 @@ def find_gpus():
     return ask.communicate()[0].decode().split()
 
 
+def own_gpu_only(environment):
+    """Return whether a task of Slurm may see its own GPU only, and not the others of its node.
+
+    Not where its mask names several. Nor parts of divided GPUs (MIG): a process sees one of them at
+    most, and NCCL takes two of the same GPU for one.
+    """
+    mask = next((environment[name] for name in MASKS if environment.get(name)), "")
+    return "," not in mask and "MIG" not in mask
+
+
 def name_gpus(torch):
     """Return the variable that chooses GPUs, and those that torch sees, as the variable has them.
 

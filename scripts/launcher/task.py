@@ -10,6 +10,7 @@ import sys
 import time
 
 from launcher.errors import as_a_shell, ending, say
+from launcher.gpus import own_gpu_only
 from launcher.meeting_point import address_and_interface, variables_of
 from launcher.monitor import watched
 from launcher.srun_options import count_gpus, expand
@@ -57,7 +58,7 @@ def variables_of_rank(given, torchrun):
         "OMP_NUM_THREADS": threads(cpus * tasks // ranks, ranks),
     }
     gpus = count_gpus(given)
-    if gpus and not torchrun:  # Slurm may show each task its own GPU only
+    if gpus and not torchrun and own_gpu_only(given):
         variables["GPUS_ON_NODE"] = str(gpus)
     return variables
 

@@ -26,7 +26,7 @@ def course_map():
     axes = sheet(7.0, 9.0)
     first = ["all_reduce", "on GPUs:\nbandwidth", "one\nprocess", "4 times\nthe same"]
     first += ["gradients\nby hand", "profiler", "DDP", "timing", "learning\nrate"]
-    second = ["all_reduce", "lesson 8\non nodes", "data from\ndisk"]
+    second = ["all_reduce", "lesson 6\non nodes", "data from\ndisk"]
     beyond = ["restart", "full\nrecipe", "sparse\ngradients", "Accelerate"]
     beyond += ["slow\nnetwork", "FSDP", "a second\nnode?"]
     number, middle = 0, {}
@@ -38,7 +38,7 @@ def course_map():
         say(axes, 0.1, top, title, 19, "#003f6b", "left", weight="bold")
         for i, text in enumerate(words):
             x, y = 0.1 + i % 5 * 1.775, top - 1.02 - i // 5 * 1.04
-            same = number in (2, 4, 6)
+            same = number in (2, 4, 6, 10)
             color, edge = (DONE, RANKS[2]) if same else (PALE, PALE)
             box(axes, x, y, 1.7, 0.78, color=color, ec=edge, lw=2.5)
             say(axes, x + 0.27, y + 0.37, str(number), 19, "#003f6b", weight="bold")
@@ -51,7 +51,8 @@ def course_map():
     axes.plot([middle[4][0], middle[6][0]], [between] * 2, **style)
     for one in (2, 4, 6):
         axes.plot([middle[one][0]] * 2, [middle[one][1], between], **style)
-    words = "2 = 4 = 6: the same losses, if the global\nbatch is the same (10 gives lesson 8's)"
+    axes.plot([middle[6][0]] * 2, [middle[6][1], middle[10][1]], **style)
+    words = "2 = 4 = 6 = 10: the same losses,\nif the global batch is the same"
     say(axes, 2.95, 4.25, words, SIZE, RANKS[2], "left", weight="bold")
     return axes
 

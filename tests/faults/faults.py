@@ -68,9 +68,8 @@ class Job(processes.Job):
             is_python = process.name().startswith(("python", "pt_"))
             if is_python and process.environ().get("RANK") == str(number):
                 return process.pid
-        # A lesson of Day 1 starts Python's fork server, and that starts the ranks in their order.
-        servers = psutil.Process(self.process.pid).children()
-        return sorted(rank.pid for server in servers for rank in server.children())[number]
+        # A lesson of Day 1 forks its ranks in their order.
+        return sorted(rank.pid for rank in psutil.Process(self.process.pid).children())[number]
 
     def hit(self, name, rank=None):
         """Send a signal, such as KILL, to a rank, or else to the command."""

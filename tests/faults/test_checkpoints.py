@@ -24,8 +24,9 @@ class Hostile:
 
 
 @pytest.mark.parametrize("damage", ["truncated", "one bit wrong", "code"])
-def test_the_newest_whole_snapshot_is_loaded(damage, tmp_path, capsys):
+def test_the_newest_whole_snapshot_is_loaded(damage, tmp_path, capsys, monkeypatch):
     lesson = load_lesson("12")
+    monkeypatch.setattr(lesson.dist, "get_rank", lambda: 0)
     path, sign = tmp_path / "snapshot.pt", tmp_path / "code has run"
     assert lesson.load(path) is None
     for epoch in (0, 1):
@@ -60,7 +61,8 @@ def test_a_save_that_is_killed_at_any_moment_leaves_a_whole_snapshot(tmp_path):
             save(epoch)
 
     save(0)
-    newest = 0
+    newest = halves = 0
+    half, before = path.with_suffix(".tmp"), path.with_suffix(".before")
     fork = multiprocessing.get_context("fork")  # this process has torch already
     for _ in range(20):
         saver = fork.Process(target=save_for_ever, args=[newest + 1])
@@ -68,11 +70,12 @@ def test_a_save_that_is_killed_at_any_moment_leaves_a_whole_snapshot(tmp_path):
         time.sleep(0.05 + choose.random() / 10)
         saver.kill()
         saver.join()
+        halves += half.exists()
         state = lesson.load(path)
         assert state["epoch"] >= newest
         assert all((tensor == state["epoch"]).all() for tensor in state["model"])
         newest = state["epoch"]
     assert newest > 0  # some were whole before the kill
-    assert list(tmp_path.glob("snapshot.[0-9]*"))  # at least once it was killed while it wrote
-    assert set(tmp_path.glob("snapshot.[a-z]*")) <= {path, path.with_suffix(".before")}
+    assert halves > 0  # at least once it was killed while it wrote
+    assert set(tmp_path.iterdir()) <= {path, before, half}
     saw("lesson 12 is killed in the middle of a save, 20 times", None, BEFORE, "")

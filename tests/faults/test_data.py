@@ -9,21 +9,27 @@ import pytest
 from faults import Job, lesson, nine_images, refused
 from helpers import ALONE, LESSONS, ROOT, cannot, copy_tree, wait_for, works
 
-RESTORE = "As it says, in the folder of the repository."
+RESTORE = "In the folder of the repository: `git checkout data/MNIST`."
 MAKE = "As it says. With `--force` a file that is there is replaced."
 FULL = "`df -h .` shows what is free."
 TINY = ("--images", 640, "--save-every", 2)
 
 
-@pytest.mark.parametrize("damage", ["missing", "truncated"])
-@pytest.mark.parametrize("lesson_id", ["4", "10"])
-def test_missing_or_damaged_data_gets_one_sentence(lesson_id, damage, tmp_path):
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        ("missing", "^RuntimeError: Dataset not found\\..*"),
+        ("truncated", r"^RuntimeError: shape '\[60000, 28, 28\]' is invalid for input of size .*"),
+    ],
+)
+def test_torchvision_says_that_data_is_missing_or_damaged(damage, says, tmp_path):
+    copy_tree(ROOT / "day1", tmp_path / "day1")
+    raw = tmp_path / "data" / "MNIST" / "raw"
     if damage == "truncated":
-        raw = tmp_path / "MNIST" / "raw"
         copy_tree(ROOT / "data" / "MNIST" / "raw", raw)
         os.truncate(raw / "train-images-idx3-ubyte", 1_000_000)
-    says = r"argument --data-dir: \S+ is missing or damaged\. Restore it: git checkout .*$"
-    refused(f"the data is {damage}", says, RESTORE, lesson_id, "--data-dir", tmp_path, env=ALONE)
+    job = Job(sys.executable, tmp_path / LESSONS["4"]["file"], 2, cwd=tmp_path)
+    job.check(f"the data is {damage}", says, RESTORE, status=1)
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "other data"])
@@ -74,14 +80,6 @@ def test_writing_that_is_stopped_leaves_the_old_file(how, tmp_path):
             FULL + " Then the same command: it goes on from the snapshot before.",
         ),
         pytest.param(
-            "the disk is full: trace",
-            "size=200k",
-            ("test-profile", 1),
-            r"^RuntimeError: \S+ is not whole\. Is the disk full\?$",
-            FULL + " The trace ends in the middle.",
-            marks=pytest.mark.full,
-        ),
-        pytest.param(
             "the folder where you stand is read-only",
             "ro",
             ("12", *TINY),
@@ -96,27 +94,6 @@ def test_a_disk_that_cannot_be_written_to(fault, disk, command, says, do, tmp_pa
     if os.geteuid() or not works("mount", "-t", "tmpfs", "-o", disk, "tmpfs", tmp_path):
         cannot("needs the right to mount")
     try:
-        env = {} if command[0] == "test-profile" else ALONE  # that one starts its own ranks
-        lesson(*command, cwd=tmp_path, env=env).check(fault, says, do, status=1)
+        lesson(*command, cwd=tmp_path, env=ALONE).check(fault, says, do, status=1)
     finally:
         subprocess.run(["umount", tmp_path], check=True)
-
-
-@pytest.mark.full
-def test_little_shared_memory_for_the_workers(tmp_path):
-    """As a container has it. The file has chunks as large as create_mnist_h5.py makes them."""
-    path = tmp_path / "x.h5"
-    with h5py.File(path, "w") as file:
-        file.create_dataset("images", (20_000, 28, 28), "u1", chunks=(256, 28, 28))
-        file.create_dataset("labels", (20_000,), "i8")
-        file.create_dataset("test_images", (100, 28, 28), "u1", chunks=(100, 28, 28))
-        file.create_dataset("test_labels", (100,), "i8")
-    script = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'
-    small = ["unshare", "--mount", "sh", "-c", script, "sh"]
-    if not works(*small, "true"):
-        cannot("needs the right to make a mount namespace")
-    command = (*small, sys.executable, ROOT / LESSONS["11"]["file"], "--file", path)
-    job = Job(*command, "--batch-size", 1024, cwd=tmp_path, env=ALONE)
-    says = r"^/dev/shm is too full: [\d.]+ MB are needed there, [\d.]+ are free\. .* --shm-size=1g$"
-    do = "As it says. `df -h /dev/shm` shows what is free."
-    job.check("/dev/shm is full: lesson 11 with workers", says, do, status=1)

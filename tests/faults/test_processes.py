@@ -18,7 +18,7 @@ FIRST = "Look above for what this rank says itself."
 LONG = ("--epochs", 100)
 # What a rank of lessons 0 and 9 does first, and a line that makes rank 1 fail there.
 BEGIN = {
-    "0": "    before = value.item()\n",
+    "0": "    value = torch.tensor(float(rank))\n",
     "9": "    value = torch.tensor(float(rank), device=device)\n",
 }
 OUCH = '    if rank == 1:\n        raise ValueError("ouch")\n'

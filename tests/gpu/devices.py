@@ -16,11 +16,14 @@ from unittest import mock
 import sitecustomize
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+from launcher.gpus import own_gpu_only  # noqa: E402
+
 LESSON = {"day1": "day1/4_mnist_manual_ddp.py", "day2": "day2/10_mnist_ddp_pt_multinode.py"}
 LESSON_15 = "day2/15_linear_accelerate.py"
 TABLE = re.compile(r"(?<=\n)\| what is there .*\n\| --- .*\n((?:\| .*\n)+)")
 FOUR = {"STANDIN_GPUS": "4"}
-TASK = FOUR | {"GPUS_ON_NODE": "4"}  # the launcher sets it, for tasks of srun only
+TASK = FOUR | {"SLURM_GPUS_ON_NODE": "4"}
 AMD, INTEL = FOUR | {"STANDIN_KIND": "hip"}, FOUR | {"STANDIN_KIND": "xpu"}
 # What is there, where it is not just four GPUs.
 MACHINES = {
@@ -30,7 +33,6 @@ MACHINES = {
     "4 GPUs, divided (MIG)": FOUR | {"STANDIN_MIG": "1"},
     "4 GPUs of AMD": AMD,
     "4 GPUs of Intel": INTEL,
-    "4 GPUs of Intel, torch before 2.8": INTEL | {"STANDIN_XCCL": "0"},
     "`srun`, each task sees all GPUs": TASK,
     "the same with too many tasks": TASK,
     "`srun`, each task sees one GPU": TASK,
@@ -46,7 +48,10 @@ def environment_of(row, rank):
     env |= MACHINES.get(there, FOUR)
     for name, value in re.findall(r"`(\w+)=([^`]*)`", mask):
         env[name] = rank if " to " in mask else value
-    return {name: str(value) for name, value in env.items()}
+    env = {name: str(value) for name, value in env.items()}
+    if "SLURM_GPUS_ON_NODE" in env and own_gpu_only(env):  # as the launcher does for a task
+        env["GPUS_ON_NODE"] = env["SLURM_GPUS_ON_NODE"]
+    return env
 
 
 def ask(row, choose_device, make_accelerator):

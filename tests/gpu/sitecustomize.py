@@ -10,7 +10,6 @@ this folder, with its whole path, in PYTHONPATH:
     STANDIN_KIND    cuda (NVIDIA, if it is not given), hip (AMD), xpu (Intel), or
                     none: a torch that was built without CUDA (torch.version.cuda is None)
     STANDIN_MIG     1: every GPU is divided. A process then sees one part at most, as with CUDA
-    STANDIN_XCCL    0: no backend for Intel's GPUs, as in torch before 2.8
 
 With neither of the first two, nothing is changed. A real GPU is hidden by it. The masks hold as
 they do for torch, and are read at every call, as STANDIN_GPUS is.
@@ -109,14 +108,10 @@ def stand_in(torch):
     torch.version.xpu = "20260000" if kind() == "xpu" else None
 
 
-def has_xccl():
-    return kind() == "xpu" and os.environ.get("STANDIN_XCCL") != "0"
-
-
 def stand_in_distributed(distributed):
     """Put the stand-in's answers into the module torch.distributed."""
     distributed.is_nccl_available = lambda: KINDS[kind()] == "cuda"
-    distributed.is_xccl_available = has_xccl
+    distributed.is_xccl_available = lambda: kind() == "xpu"
 
 
 class Finder:

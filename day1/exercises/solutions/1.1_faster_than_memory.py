@@ -39,7 +39,7 @@ def main():
             print(f"{numbers * 4:,} bytes: {seconds * 1e3:.3f} ms, {speed:.1f} GB/s")
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def start():

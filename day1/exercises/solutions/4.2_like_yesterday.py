@@ -48,7 +48,7 @@ def main():
         print(f"estimate of the mean: {estimate:.2f}, right: 11.50")
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def gather(value):

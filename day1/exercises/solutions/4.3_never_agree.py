@@ -53,7 +53,7 @@ def average_gradients(model, world_size):
     nn.utils.vector_to_parameters(flat / world_size, gradients)  # the mean, not the sum
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def gather(value):

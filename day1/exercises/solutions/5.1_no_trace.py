@@ -52,7 +52,7 @@ def main():
             print(f"rank {rank}: traces written: {len(names)}", *names)
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def gather(value):

@@ -54,7 +54,7 @@ def main():
             print(f"rank {r}: {result}; its model says {answer:.5f}")
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def gather(value):

@@ -53,7 +53,7 @@ def reads(path):
     return True
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def gather(value):

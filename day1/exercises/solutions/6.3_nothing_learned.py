@@ -62,7 +62,7 @@ def main():
             print(f"loss: trained model {trained:.4f}, loaded model {loaded:.4f}")
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def start():

@@ -63,7 +63,7 @@ def make_points():
     return TensorDataset(x, x.sum(dim=1, keepdim=True))
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def start():

@@ -94,7 +94,7 @@ def make_points():
     return TensorDataset(x, y)
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def start():

@@ -37,7 +37,7 @@ def main():
         print("the others say", *(f"{share:.1%}" for share in shares[1:]))
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def gather(value):

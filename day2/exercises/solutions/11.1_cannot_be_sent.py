@@ -70,7 +70,7 @@ def sent(dataset):
         return f"TypeError: {error}"
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def gather(value):

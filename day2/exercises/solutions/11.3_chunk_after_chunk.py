@@ -55,7 +55,7 @@ class File:
         return list(range(first, first + self.chunk_size))
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def gather(value):

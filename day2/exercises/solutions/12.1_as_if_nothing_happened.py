@@ -84,7 +84,7 @@ def main():
         print(f"points of epoch 0 that were used: {len(set(used[:24]))} of 24")
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def start():

@@ -39,10 +39,8 @@ def main():
     """Run on every rank: ten steps, each on batches of 4, 4, 4 and 1 points."""
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(1, 1))
-    optimizer, x = (
-        torch.optim.SGD(model.parameters(), lr=0.3),
-        torch.linspace(-1, 1, 13)[:, None],
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    x = torch.linspace(-1, 1, 13)[:, None]
     for number in range(10):
         step(model, optimizer, list(zip(x.split(4), (2 * x).split(4))))
         if dist.get_rank() == 0:
@@ -50,7 +48,7 @@ def main():
             print(f"after step {number}: loss {loss:.2g}")
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def start():

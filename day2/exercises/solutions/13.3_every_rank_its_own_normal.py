@@ -70,7 +70,7 @@ class SumOverRanks(torch.autograd.Function):
         return SumOverRanks.forward(ctx, gradient)
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def gather(value):

@@ -50,7 +50,7 @@ def main():
             print(f"rank {rank}: first layer {first:.5f}, last layer {last:.5f}")
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def gather(value):

@@ -52,7 +52,7 @@ def main():
         print(f"after 300 steps: {gap:.2f} from the best numbers")
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def start():

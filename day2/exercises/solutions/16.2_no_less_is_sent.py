@@ -51,7 +51,7 @@ def main():
             print(f"batches for one optimizer step: {accumulate}, messages: {messages}")
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def start():

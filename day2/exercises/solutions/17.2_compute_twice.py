@@ -40,9 +40,8 @@ def main():
     """Run on every rank: count what is kept."""
     model = Net()
     numbers = sum(parameter.numel() for parameter in model.parameters())
-    print(
-        f"the model: {numbers:,} numbers; kept: {kept(model, torch.randn(256, 32)):,}"
-    )
+    many = kept(model, torch.randn(256, 32))
+    print(f"the model: {numbers:,} numbers; kept: {many:,}")
 
 
 def kept(model, x):
@@ -50,12 +49,10 @@ def kept(model, x):
     storages = {}
 
     def keep(tensor):
-        if not isinstance(
-            tensor if tensor._base is None else tensor._base, nn.Parameter
-        ):
-            storages[tensor.untyped_storage().data_ptr()] = (
-                tensor.untyped_storage().nbytes() // 4
-            )
+        whole = tensor if tensor._base is None else tensor._base
+        if not isinstance(whole, nn.Parameter):
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes() // 4
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
@@ -64,7 +61,7 @@ def kept(model, x):
     return sum(storages.values())
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def start():

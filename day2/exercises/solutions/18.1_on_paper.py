@@ -42,7 +42,7 @@ def main():
         print(f"{times}: {2 * one / two:.1f} times as fast")
 
 
-# ---- The same in every exercise: how the ranks start, and how they end ----
+# ---- Shared helpers, identical in every exercise
 
 
 def start():

@@ -1,0 +1,116 @@
+"""Predict how fast a model trains on nodes that you do not have yet.
+
+Usage: scripts/predict_step.py --parameters 25e6 --step-ms 180 --samples 64
+                               [--nodes 1,2,4,8] [--gpus-per-node 4] [--link 200Gbit]
+
+The formulas are lesson 18's, with NCCL's ring or tree. Needed is the time of a step on one GPU. The
+gradients are float32, in buckets of about 25 MB, as DDP has them. Backward is taken to be two
+thirds of a step, and to fill the buckets one after the other.
+"""
+
+import argparse
+import math
+import re
+
+from course.lists import load
+
+LESSON = load("day2/18_worth_a_second_node.py")
+BUCKET = 25  # MB, at most
+FORWARD = 1 / 3  # of a step
+
+
+def make_step(ranks, samples, args):
+    """Return lesson 18's Step on so many ranks, each with so many samples."""
+    megabytes = args.parameters * 4 / 1e6
+    count = math.ceil(megabytes / BUCKET)
+    ms = args.step_ms * samples / args.samples
+    full_at = [ms * (FORWARD + (1 - FORWARD) * (i + 1) / count) for i in range(count)]
+    latency, gigabits = args.latency_us / 1e3, args.link
+    if ranks <= args.gpus_per_node:
+        latency, gigabits = 0.02, args.link_within
+    link = LESSON.Link(latency, gigabits / 8, tree=True)
+    return LESSON.Step(ranks, samples, link, [megabytes / count] * count, [*full_at, ms, ms])
+
+
+def hiding_nothing(step):
+    """Return the Step if no bucket is sent before backward ends."""
+    end_of_backward = step.times[-2]
+    return step._replace(times=[end_of_backward] * len(step.sizes) + step.times[-2:])
+
+
+def table(all_ranks, args):
+    """Yield the lines of the table: what lesson 18 calls weak and strong scaling."""
+    in_all = args.samples * args.gpus_per_node
+    weak = f"weak: {args.samples} samples per GPU"
+    yield f"{'':6} {weak:30} strong: {in_all} samples in total"
+    columns = f"{'ms':>8} {'samples/s':>10} {'efficiency':>10}"
+    yield f"{'GPUs':>6} {columns} {columns}"
+    for ranks in all_ranks:
+        line = f"{ranks:6}"
+        for samples in (args.samples, in_all / ranks):
+            if samples >= 1:  # at least one for each GPU
+                ms = LESSON.step_ms(make_step(ranks, samples, args))
+                efficiency = samples / ms / (args.samples / args.step_ms)
+                line += f" {ms:8.1f} {ranks * samples / ms * 1e3:10,.0f} {efficiency:10.0%}"
+        yield line
+
+
+def gigabits(text):
+    """Return an argument such as 200Gbit or 100mbit as Gbit/s."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([mg])bit", text.lower())
+    if not match or float(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"must be like 200Gbit or 100Mbit, not {text}")
+    return float(match[1]) / (1000 if match[2] == "m" else 1)
+
+
+def numbers(text):
+    """Return an argument such as 1,2,4 as a list of whole numbers."""
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
+        raise argparse.ArgumentTypeError(f"must be like 1,2,4, not {text}")
+    return sorted({int(part) for part in text.split(",")})
+
+
+def parse_args():
+    """Return the arguments; exit if a number is not more than 0."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--parameters", type=float, required=True, help="how many: 25e6")
+    add("--step-ms", type=float, required=True, help="of a step on one GPU")
+    add("--samples", type=int, required=True, help="in this step")
+    add("--nodes", type=numbers, default=[1, 2, 4, 8], help="(1,2,4,8)")
+    add("--gpus-per-node", type=int, default=4, help="(4)")
+    add("--link", type=gigabits, default=10.0, help="between nodes (10Gbit)")
+    add("--latency-us", type=float, default=20.0, help="of that link (20)")
+    add("--link-within", type=gigabits, default=400.0, help="in a node (400Gbit)")
+    args = parser.parse_args()
+    given = (args.parameters, args.step_ms, args.samples, args.gpus_per_node, args.latency_us)
+    if min(given) <= 0:
+        parser.error("every number must be more than 0")
+    return args
+
+
+def main():
+    """Print what is assumed, the table, and up to how many nodes it is worth it."""
+    args = parse_args()
+    speed = f"{args.link:g} Gbit/s and {args.latency_us:g} us between nodes"
+    print(f"assumed: {speed}, {args.link_within:g} Gbit/s in a node (--link-within)")
+    ranks = {nodes * args.gpus_per_node for nodes in args.nodes}
+    for line in table(sorted(ranks | {1, args.gpus_per_node}), args):
+        print(line)
+    best = 1
+    node = make_step(args.gpus_per_node, args.samples, args)
+    for nodes in args.nodes:
+        many = make_step(nodes * args.gpus_per_node, args.samples, args)
+        _, gain = LESSON.gains([node, many])
+        _, serial = LESSON.gains([hiding_nothing(node), hiding_nothing(many)])
+        if gain >= nodes / 2:  # each node does at least half of what a single one does
+            best = nodes
+    name = LESSON.counted(nodes, "node")
+    print(f"{name}: {gain:.3g} times as fast as one, {serial:.3g} times if nothing is hidden")
+    print(f"worth it up to {LESSON.counted(best, 'node')}")
+
+
+if __name__ == "__main__":
+    main()
