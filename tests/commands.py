@@ -21,7 +21,6 @@ from torch.distributed.run import get_args_parser
 
 # What a reader has written, or a copy of a lesson.
 OWN = {"train.py", "hang.py", "runs/silent.py", "job.sh", "sweep.sh"}
-OF_FILES = {"mnist_folder", "hdf5_file", "ratings_folder"}  # types that look for data
 FENCE = re.compile(r"^ *```(\w*)[^\n`]*\n(.*?)^ *```$", re.M | re.S)
 OURS = re.compile(r"(?:[A-Z_]+=\S+ )*(?:python |torchrun |\S*\.sh\b)")
 
@@ -130,9 +129,6 @@ def parse(name, arguments):
     original = argparse.ArgumentParser.parse_args
 
     def parse_and_stop(parser, *given):
-        for action in parser._actions:
-            if getattr(action.type, "__name__", "") in OF_FILES:
-                action.type = str
         original(parser, *given)
         raise ParsedError
 

@@ -31,7 +31,6 @@ FORKS.set_forkserver_preload(
         "torch.nn.parallel",
         "torch.utils.tensorboard",
         "torchvision.datasets",
-        "tqdm",
     ]
 )
 
