@@ -111,11 +111,11 @@ def measure_step(batch_size, link, group, device):
     dist.all_reduce(times, op=dist.ReduceOp.MAX, group=group)
     *times, measured = times.tolist()
     # Each rank has trained on images of its own: if nothing was sent, weights differ.
-    norm = nn.utils.parameters_to_vector(silent[0].parameters()).norm().item()
-    norms = [None] * dist.get_world_size(group)
-    dist.all_gather_object(norms, norm, group=group)
-    differ = len(norms) == 1 or len(set(norms)) > 1
-    return Step(len(norms), batch_size, link, sizes, times, measured, differ)
+    weights = nn.utils.parameters_to_vector(silent[0].parameters()).detach().cpu()
+    sums = [None] * dist.get_world_size(group)
+    dist.all_gather_object(sums, weights.double().sum().item(), group=group)
+    differ = len(sums) == 1 or len(set(sums)) > 1
+    return Step(len(sums), batch_size, link, sizes, times, measured, differ)
 
 
 def main(device, args):

@@ -103,7 +103,7 @@ def test_a_stopped_rank_is_seen_by_the_timeout(tmp_path):
 
 @pytest.mark.full
 def test_a_rank_runs_out_of_memory(tmp_path):
-    job = local("2", "9", cwd=tmp_path)
+    job = local("2", "9", "--rounds", 500, cwd=tmp_path)  # so that the small ones take a while
     job.until("rank 1 of 2")
     rank = job.rank(1)
     # No more than it has now, and a little.
