@@ -235,7 +235,7 @@ def streaming():
             say(axes, left + 0.92, y + 1.03, f"worker {worker}", SMALL)
             for i, chunk in enumerate(mine):
                 box(axes, left + 0.24 + i * 0.71, y + 0.13, 0.65, 0.62, str(chunk), color, size=19)
-    say(axes, 3.9, 0.35, "simplified: a share can also end in the middle of a chunk", SMALL, GREY)
+    say(axes, 3.9, 0.35, "simplified: 16 chunks; the file has 234", SMALL, GREY)
     return axes
 
 
