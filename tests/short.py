@@ -23,7 +23,7 @@ SHORT = {
     "create_mnist_h5": "--force --file {folder}/mnist.h5",
     "11": "--file {folder}/mnist.h5 --epochs 1 --max-steps 5",
     "12": "--images 1280 --batch-size 32 --save-every 4 --crash-at-step 6",
-    "13": "--epochs 2 --max-steps 6 --warm-up 4",
+    "13": "2 1 --max-steps 6 --log-every 3",
     "create_ratings": "--force --folder {folder}/ratings --copies 3 --files 12",
     "14": "--folder {folder}/ratings --epochs 1 --batch-size 504 --lr 0.03",
     "15": "",

@@ -4,13 +4,13 @@ import json
 import re
 
 import pytest
-from helpers import LESSONS, ROOT
+from helpers import ROOT
 from ranks import run_ranks
 from silent import FAULTS
 
-LESSON = ROOT / LESSONS["13"]["file"]
 PROGRAM = ROOT / "tests" / "faults" / "silent.py"
-PAGE = (ROOT / "day2" / "SILENT.md").read_text()
+FILE = ROOT / "day2" / "SILENT.md"
+PAGE = FILE.read_text()
 EXACT, OFF = 1e-5, 1e-2  # gaps to the losses of one process: rounding, and another training
 
 
@@ -38,7 +38,7 @@ def finder(seen, right):
 
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.full), 3])
 def test_each_silent_fault_is_found_as_the_page_says(ranks, tmp_path):
-    status, output = run_ranks(ranks, PROGRAM, LESSON, cwd=tmp_path)
+    status, output = run_ranks(ranks, PROGRAM, FILE, cwd=tmp_path)
     assert status == 0, output
     seen = json.loads(output.splitlines()[-1])
     programs = set(FAULTS.values())

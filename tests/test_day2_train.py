@@ -1,0 +1,239 @@
+"""Lesson 13: one training, however it is divided, interrupted and resumed."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import LESSONS, ROOT, chooser, launch, once, proof_of, proves, wait_for
+from mutants import write_mutant
+from PIL import Image
+from ranks import run_ranks
+
+FULL = pytest.mark.full
+LESSON = ROOT / LESSONS["13"]["file"]
+FEW = (2, 1, "--max-steps", 6, "--global-batch-size", 50, "--log-every", 2, "--workers", 1)
+RUN = Path("runs", LESSON.stem)
+
+
+def train(ranks, *arguments, cwd, env=None):
+    """Train on so many ranks; return what they print, which must end well."""
+    status, output = run_ranks(ranks, LESSON, *FEW, *arguments, cwd=cwd, env=env)
+    assert status == 0, output
+    return output
+
+
+def refused(*arguments, cwd, ranks=2):
+    """Return the one line with which a training ends that cannot be done."""
+    status, output = run_ranks(ranks, LESSON, *FEW, *arguments, cwd=cwd)
+    assert status == 1, output
+    assert "Traceback" not in output
+    return output.splitlines()[-1]
+
+
+def compared(output):
+    """Return the steps whose losses were compared, and the largest difference."""
+    found = re.match(r"=> losses of (\d+) steps within (\S+) of ", proof_of(output))
+    return int(found[1]), float(found[2])
+
+
+def weights(folder):
+    """Return all numbers of the saved model in one tensor."""
+    state = torch.load(folder / "model.pt", weights_only=True)["model"]
+    return torch.cat([tensor.flatten() for tensor in state.values()])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a training on 2 ranks that nobody interrupts."""
+
+    def run():
+        path = tmp_path_factory.mktemp("whole")
+        assert "=> 10,000 of 10,000 tested, " in train(2, cwd=path)
+        return str(path / RUN)
+
+    return Path(once(tmp_path_factory, "lesson_13_whole", run))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        (1, "--batch-size 50 --workers 0"),
+        (3, "--batch-size 8"),  # 50 samples in 3 x 3 batches of 5 and 6
+        pytest.param(2, "--shard"),
+        pytest.param(4, "--batch-size 5", marks=FULL),
+        pytest.param(3, "--shard --batch-size 7", marks=FULL),
+        pytest.param(2, "--compile", marks=FULL),
+    ],
+)
+def test_the_losses_are_the_same_however_the_batch_is_divided(ranks, options, whole, tmp_path):
+    output = train(ranks, *options.split(), "--compare", whole, cwd=tmp_path)
+    steps, gap = compared(output)
+    assert proves(output)
+    assert steps >= 10
+    assert gap < 1e-5
+
+
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=FULL)])
+def test_fewer_bits_change_the_losses_a_little(precision, whole, tmp_path):
+    output = train(2, "--precision", precision, "--compare", whole, cwd=tmp_path)
+    assert proves(output)
+    assert 0 < compared(output)[1] < 5e-3
+
+
+def stopped_by(number, whose, folder):
+    """Train under torchrun and give the job, or one of its ranks, a signal. Return its output."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
+    command += [LESSON, *FEW, "--log-every", 1]
+    log = folder / "log"
+    with log.open("w") as file:
+        both = {"stdout": file, "stderr": file, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
+        job = subprocess.Popen([str(x) for x in command], cwd=folder, **both)
+        step = chooser().randrange(2, 10)
+        assert wait_for(lambda: f"step {step} of 12" in log.read_text(), 100), log.read_text()
+        pid = job.pid
+        if whose == "rank":
+            listed = ["ps", "--ppid", str(job.pid), "-o", "pid="]
+            pid = int(subprocess.check_output(listed, text=True).split()[-1])
+        os.kill(pid, number)
+        job.wait(100)
+    return job.returncode, log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "whose"),
+    [("KILL", "rank"), ("TERM", "job"), pytest.param("USR1", "rank", marks=FULL)],
+)
+def test_interrupted_it_ends_with_the_same_bits(name, whose, whole, tmp_path):
+    number = getattr(signal, f"SIG{name}")
+    status, output = stopped_by(number, whose, tmp_path)
+    assert ("Stopped as told." in output) == (name != "KILL"), output
+    assert status == (0 if name == "USR1" else 1), output  # torchrun's own is 1 after TERM
+    output = train(2, "--compare", whole, cwd=tmp_path)
+    assert name == "KILL" or "resumed: " in output
+    assert compared(output) == (12, 0)
+    assert torch.equal(weights(tmp_path / RUN), weights(whole))
+
+
+def test_after_the_end_a_broken_checkpoint_and_with_other_ranks(whole, tmp_path):
+    first = train(2, cwd=tmp_path)
+    again = train(2, cwd=tmp_path)
+    assert "this training has ended" in again
+    assert proof_of(again) == proof_of(first)
+    folder = tmp_path / RUN
+    assert (folder / "latest").read_text() == "step-12"
+    record = json.loads((folder / "step-12" / "record.json").read_text())
+    assert record["options"]["lr"] == 0.05
+    assert f"{record['accuracy']:.2%} right" in proof_of(first)
+    os.truncate(folder / "step-12" / "__0_0.distcp", 1000)
+    output = train(3, "--compare", whole, cwd=tmp_path)
+    assert "step-12 cannot be read: " in output
+    assert "step-6, which 2 ranks have written" in output
+    assert proves(output)
+    kept = {path.name for path in folder.glob("step-*")}
+    assert kept == {"step-6", "step-12", "step-12.broken"}
+    assert "was begun with lr 0.05, not 0.1: " in refused("--lr", 0.1, cwd=tmp_path)
+
+
+def test_a_full_disk_loses_nothing(whole, tmp_path):
+    """The second checkpoint finds no room, as does what a file of more than 300 kB would be."""
+    text = LESSON.read_text()
+    limit = (
+        "import resource\nif self.step > 6: resource.setrlimit(resource.RLIMIT_FSIZE, (9999,9999))"
+    )
+    assert text.count("        dcp.save(") == 1
+    file = write_mutant(
+        tmp_path,
+        "13",
+        (
+            "        dcp.save(",
+            limit.replace("\n", "\n        ").join(["        ", "\n        dcp.save("]),
+        ),
+    )
+    status, output = run_ranks(2, file, *FEW, cwd=tmp_path)
+    assert status == 1, output
+    assert "File too large" in output
+    assert "Traceback" not in output
+    output = train(2, "--compare", whole, cwd=tmp_path)
+    assert "resumed: runs/13_train/step-6, " in output
+    assert compared(output) == (12, 0)
+
+
+def pictures(folder, broken=False):
+    """Write a folder of small pictures in three colours, as ImageFolder reads it."""
+    for part, count in (("train", 20), ("val", 5)):
+        for number, name in enumerate(("red", "green", "blue")):
+            path = folder / "pictures" / part / name
+            path.mkdir(parents=True)
+            colour = [0, 0, 0]
+            colour[number] = 200
+            for picture in range(count):
+                Image.new("RGB", (70 + picture, 80), tuple(colour)).save(path / f"{picture}.png")
+    if broken:
+        (path.parents[1] / "train" / "red" / "7.png").write_bytes(b"broken")
+    return folder / "pictures"
+
+
+def test_a_folder_of_pictures_augmented_alike_on_any_ranks(tmp_path):
+    few = (4, 2, "--data", pictures(tmp_path), "--global-batch-size", 20, "--log-every", 3)
+    status, one = run_ranks(1, LESSON, *few, "--checkpoint-dir", "one", cwd=tmp_path)
+    assert status == 0, one
+    status, output = run_ranks(3, LESSON, *few, "--compare", "one", cwd=tmp_path)
+    assert status == 0, output
+    assert proves(output)
+    assert "accuracy 100.00%" in output
+
+
+def test_what_cannot_be_trained_says_so_in_one_line(tmp_path):
+    folder = pictures(tmp_path, broken=True)
+    few = ("--data", folder, "--global-batch-size", 60)
+    assert re.search(r"red/7.png cannot be read: cannot identify", refused(*few, cwd=tmp_path))
+    assert "red cannot be" not in refused("--data", "nothing", cwd=tmp_path)
+    (folder / "val" / "red").rename(folder / "val" / "grey")
+    assert "train and val of " in refused(*few, cwd=tmp_path)
+    too_few = refused("--data", "random", "--global-batch-size", 2001, cwd=tmp_path)
+    assert too_few == "2000 samples are less than a global batch"
+    assert "the loss is nan" in refused("--lr", 1e30, "--clip", 1e30, cwd=tmp_path)
+
+
+def test_two_jobs_do_not_mix(tmp_path):
+    """The second one is refused while the first one trains."""
+    import fcntl
+
+    (tmp_path / RUN).mkdir(parents=True)
+    with (tmp_path / RUN / "lock").open("a") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        assert refused(cwd=tmp_path) == "another job is training in runs/13_train"
+
+
+def test_the_ranks_average_once_a_step(tmp_path):
+    """In steps of 3 batches each. The proof line cannot tell: the losses are the same."""
+    wrap = "    return DistributedDataParallel(model)\n"
+    told = """
+    from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
+    ddp = DistributedDataParallel(model)
+    ddp.register_comm_hook(None, lambda _, bucket: print("sent") or noop_hook(_, bucket))
+    return ddp
+"""
+    few = (1, 1, "--max-steps", 4, "--global-batch-size", 48, "--batch-size", 16)
+    file = write_mutant(tmp_path, "13", (wrap, told))
+    status, output = run_ranks(1, file, *few, cwd=tmp_path)
+    assert status == 0, output
+    assert output.count("sent\n") == 4
+
+
+def test_python_alone_and_the_launcher(whole, tmp_path):
+    command = [sys.executable, LESSON, *FEW, "--compare", whole]
+    done = subprocess.run([str(x) for x in command], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert proves(done.stdout)
+    for number, nodes in enumerate(("2x1", "1x2", "2x2")):
+        few = (*FEW, "--compare", whole, "--checkpoint-dir", number)
+        status, output = launch("--local", nodes, LESSON, *map(str, few), cwd=tmp_path)
+        assert status == 0, output
+        assert proves(output)
