@@ -3,12 +3,15 @@
 import importlib
 import re
 import sys
-from itertools import pairwise
+from itertools import pairwise, product
+from shutil import rmtree
 
 import h5py
+import numpy as np
 import pytest
 import torch
 from helpers import LESSONS, ROOT
+from PIL import Image
 from ranks import run_ranks
 from short import written_by
 from torch.utils.data import DataLoader
@@ -16,6 +19,7 @@ from torchvision.datasets import MNIST
 
 FULL = pytest.mark.full
 CREATE = ROOT / LESSONS["create_mnist_h5"]["file"]
+PAGE = CREATE.with_suffix(".md")
 LESSON = ROOT / LESSONS["11"]["file"]
 # Imported by name, so that also workers that are not forks find it.
 sys.path.insert(0, str(LESSON.parent))
@@ -57,6 +61,88 @@ def test_a_file_that_is_there_stays_unless_forced_to_be_another(tmp_path):
         assert images.chunks == (1000, 28, 28)
         assert images.compression == "gzip"
         assert (images[60_000:60_100] == images[:100]).all()
+
+
+# The page's script for data of one's own
+
+
+def pack(folder, *changes):
+    """Run the script of the page, with changes, in a folder. Return (status, output)."""
+    code, arrays = re.findall(r"```python\n(import.*?|names.*?)```", PAGE.read_text(), re.S)
+    if "arrays" in changes:
+        lines = (f"    {line}\n" for line in arrays.splitlines())
+        code = re.sub(r"    one_size.*?(?=    with)", "".join(lines), code, flags=re.S)
+        code = re.sub(r'.*"test_", test_set.*\n', "", code).replace("workers=2", "workers=0")
+        code = (
+            f"import numpy as np\nimport torch\nfrom torch.utils.data import TensorDataset\n{code}"
+        )
+    (folder / "pack.py").write_text(code)
+    return run_ranks(1, folder / "pack.py", cwd=folder)
+
+
+def draw(folder, each):
+    """Write so many pictures for each of three classes. Red says which class it is."""
+    for part, name in product(("train", "val"), range(3)):
+        (folder / "pictures" / part / f"class{name}").mkdir(parents=True)
+        for number in range(each):
+            picture = Image.new("RGB", (70 + number, 90), (name, number, 0))
+            picture.save(folder / f"pictures/{part}/class{name}/{number}.png")
+
+
+def streamed(path):
+    return next(iter(lesson.ChunkStream(path, 60, 0, 1, 0, 8)))
+
+
+def test_pictures_of_ones_own_can_be_streamed(tmp_path):
+    draw(tmp_path, 90)
+    assert pack(tmp_path) == (0, "")
+    with h5py.File(tmp_path / "pictures.h5") as file:
+        assert file["images"].shape == file["test_images"].shape == (270, 3, 64, 64)
+        labels = torch.from_numpy(file["labels"][:])
+        assert labels.bincount().tolist() == [90, 90, 90]
+        assert labels[:30].unique().numel() == 3  # shuffled
+    images, labels = streamed(tmp_path / "pictures.h5")
+    assert torch.equal(images[:, 0, 5, 5], labels.to(torch.uint8))
+
+
+def test_arrays_of_ones_own_can_be_streamed(tmp_path):
+    values = np.arange(600, dtype=np.float32)
+    np.save(tmp_path / "images.npy", values[:, None] + np.zeros(5, dtype=np.float32))
+    np.save(tmp_path / "labels.npy", values.astype(np.int64))
+    assert pack(tmp_path, "arrays") == (0, "")
+    images, labels = streamed(tmp_path / "pictures.h5")
+    assert images.shape == (60, 5)
+    assert torch.equal(images[:, 3], labels.float())
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("cut", "pictures/train/class1/0.png is no whole picture: "),
+        ("text", "pictures/train/class1/0.png is no whole picture: cannot identify"),
+        ("empty class", "Found no valid file for the classes class1. Supported"),
+        ("no pictures", "Couldn't find any class folder in pictures/train."),
+        ("other classes", "train and val have different classes"),
+    ],
+)
+def test_what_is_wrong_with_pictures_is_said_in_a_line(fault, says, tmp_path):
+    draw(tmp_path, 1)
+    first = tmp_path / "pictures/train/class1/0.png"
+    if fault == "cut":
+        first.write_bytes(first.read_bytes()[:-30])
+    elif fault == "text":
+        first.write_text("no picture")
+    elif fault == "empty class":
+        first.unlink()
+    elif fault == "no pictures":
+        rmtree(tmp_path / "pictures/train")
+        (tmp_path / "pictures/train").mkdir()
+    else:
+        first.parent.rename(first.parent.with_name("other"))
+    status, output = pack(tmp_path)
+    assert status == 1
+    assert re.fullmatch(rf"{re.escape(says)}.*\n", output)
+    assert not (tmp_path / "pictures.h5").exists()
 
 
 # The stream
