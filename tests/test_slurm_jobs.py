@@ -130,11 +130,13 @@ def test_warned_a_job_saves_goes_back_into_the_queue_and_resumes(slurm, tmp_path
 # In the place of a user's training: waits for the signal at the first start, ends at the second.
 WAITS = """
 import os, signal, time
+import torch.distributed as dist
 told = []
 signal.signal(signal.SIGUSR1, lambda *_: told.append(1))
 start = os.environ.get("SLURM_RESTART_COUNT", "0")
-rank = os.environ.get("RANK", os.environ["SLURM_PROCID"])
-os.write(1, f"restarts: {start}, rank {rank}\\n".encode())
+rank = os.environ["RANK"]
+dist.init_process_group("gloo")
+os.write(1, f"restarts: {start}, rank {rank} of {dist.get_world_size()}\\n".encode())
 while start == "0" and not told:
     time.sleep(0.1)
 os.write(1, f"rank {rank} was signaled {len(told)} times\\n".encode())
@@ -208,9 +210,9 @@ def test_the_job_script_of_the_page_resumes(slurm, tmp_path):
     (tmp_path / "job.sh").write_text(script_of_the_page("train.py"))
     (tmp_path / "train.py").write_text(WAITS)
     job = BatchJob(slurm, "job.sh", cwd=tmp_path, log="slurm-{}.out")
-    job.wait_for("^restarts: 0, rank", times=8)
+    job.wait_for("^restarts: 0, rank . of 8", times=8)
     job.run("scancel", "--signal=USR1", job.number)
-    job.wait_for("^restarts: 1, rank", times=8)
+    job.wait_for("^restarts: 1, rank . of 8", times=8)
     assert job.wait() == "COMPLETED"
     assert not (tmp_path / "stopped").exists()
 

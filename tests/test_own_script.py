@@ -1,0 +1,285 @@
+"""A script of one's own: the boxes of the pages are applied in their order, and train."""
+
+import ast
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from docs.blocks import Course
+from helpers import LAUNCHER, LESSONS, ROOT, launch, once, run
+from launcher import processes
+from ranks import run_ranks
+
+PAGE = "day1/OWN_SCRIPT.md"
+ORDER = ["6", "testing", "7", "8", "11", "12", "13", "17"]
+# Where a box stands, and what comes before it on its page.
+PLACES = {x["id"]: (x["file"], "\n## In your own script\n") for x in Course().pages if "id" in x}
+PLACES |= {
+    "testing": (PAGE, "\n## Testing on all ranks\n"),
+    "equal": (PAGE, "\n**Equal parameters.**"),
+}
+# Without all that keeps N ranks from having the losses of one process.
+ALIKE = ("--norm", "group", "--dropout", 0, "--no-augment")
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+full = pytest.mark.full
+
+
+def changed(script, box):
+    """Return a script after the changes that a box shows, hunk by hunk."""
+    page, before = PLACES[box]
+    text = (ROOT / page).read_text().partition(before)[2]
+    for hunk in re.split(r"^@@.*\n", re.search(r"```diff\n(.*?)```", text, re.S)[1], flags=re.M):
+        lines = hunk.splitlines()
+        old = "\n".join(["", *(line[1:] for line in lines if line[:1] != "+"), ""])
+        new = "\n".join(["", *(line[1:] for line in lines if line[:1] != "-"), ""])
+        assert script.count(old) == 1, f"box {box}, {script.count(old)} times: {old}"
+        script = script.replace(old, new)
+    if box == "11":
+        lesson = (ROOT / LESSONS["11"]["file"]).read_text()
+        nodes = {x.name: x for x in ast.parse(lesson).body if isinstance(x, ast.ClassDef)}
+        stream = ast.get_source_segment(lesson, nodes["ChunkStream"])
+        script, count = re.subn("^# Here stands the class .*$", stream, script, flags=re.M)
+        assert count == 1
+    return script
+
+
+@pytest.fixture
+def boxes(tmp_path):
+    """A function that writes the usual script after some boxes; it returns the file."""
+    if torch.__version__ < (2, 8):
+        pytest.skip("this torch cannot shard on CPUs")
+
+    def write(*names):
+        text = (ROOT / "day1" / "usual_script.py").read_text()
+        for name in names:
+            text = changed(text, name)
+        file = tmp_path / "train.py"
+        file.write_text(text)
+        return file
+
+    return write
+
+
+@pytest.fixture
+def stream(tmp_path_factory):
+    """The option for a file that create_mnist_h5.py has written."""
+
+    def create():
+        folder = tmp_path_factory.mktemp("data")
+        create = [sys.executable, ROOT / LESSONS["create_mnist_h5"]["file"]]
+        status, output = run([*create, "--file", folder / "mnist.h5"], 100, folder, None)
+        assert status == 0, output
+        return str(folder / "mnist.h5")
+
+    return ["--train-file", once(tmp_path_factory, "mnist_h5", create)]
+
+
+def options(*more, epochs=2, steps=20, workers=0):
+    given = ("--data", ROOT / "data", "--epochs", epochs, "--max-steps", steps)
+    return [str(x) for x in (*given, "--workers", workers, *more)]
+
+
+def results(output):
+    """Return what the lines of the epochs say: [[epoch, loss, test loss, accuracy], ...]."""
+    lines = re.findall(r"^epoch (\d+): loss ([\d.]+), test ([\d.]+), ([\d.]+)%", output, re.M)
+    assert lines, output
+    return [[float(x) for x in line] for line in lines]
+
+
+def assert_alike(mine, theirs):
+    """Rounding grows with each step, and an accuracy counts single images."""
+    assert len(mine) == len(theirs)
+    for one, other in zip(mine, theirs):
+        assert one[:3] == pytest.approx(other[:3], abs=2e-3)
+        assert one[3] == pytest.approx(other[3], abs=0.1)
+
+
+def before(box, without=()):
+    """Return the boxes up to this one, in their order."""
+    return [x for x in ORDER[: ORDER.index(box) + 1] if x not in without]
+
+
+# Each box
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(names, id=names[-1], marks=[] if names[-1] in ("6", "12", "17") else full)
+        for names in [*(before(box) for box in ORDER), [*before("13"), "16"]]
+    ],
+)
+def test_after_each_box_two_ranks_train_one_model(names, boxes, stream, tmp_path):
+    file = boxes(*names, *["equal"] * ("17" not in names))
+    more = stream if "11" in names else []
+    status, output = run_ranks(2, file, *options(*more), cwd=tmp_path)
+    assert status == 0, output
+    assert output.count("has rank 0's model: True") == (0 if "17" in names else 2), output
+    assert [x[0] for x in results(output)] == [0, 1]  # one rank prints
+    assert results(output)[-1][3] > 80
+    saved = torch.load(tmp_path / "model.pt")
+    assert saved["fc.weight"].shape == (10, 512)
+    assert "module.fc.weight" not in saved
+    assert "Warning" not in output
+
+
+@full
+def test_averaged_by_hand_it_is_what_ddp_trains(boxes, tmp_path):
+    by_hand, ddp = (
+        results(run_ranks(2, boxes(name), *options("--no-augment"), cwd=tmp_path)[1])
+        for name in ("4", "6")
+    )
+    # By hand, rank 0 prints the loss of its own images.
+    assert [x[2:] for x in by_hand] == [pytest.approx(x[2:], abs=0.1) for x in ddp]
+
+
+@pytest.mark.parametrize(
+    ("last", "ranks"),
+    [("17", 3), *(pytest.param(x, n, marks=full) for x in ("8", "13", "17") for n in (2, 4))],
+)
+def test_the_losses_are_those_of_one_process(last, ranks, boxes, tmp_path):
+    """Of one without accumulation. Without lesson 11's stream: there each rank has its chunks."""
+    found = []
+    for box, n, accumulated in (("8", 1, 1), (last, ranks, 1 if last == "8" else 2)):
+        file, folder = boxes(*before(box, without=["11"])), tmp_path / str(n)
+        folder.mkdir()
+        # 3333: with FSDP, ranks that call the model a different number of times would hang.
+        more = ["--batch-size", 48 // n // accumulated, "--test-batch-size", 3333, *ALIKE]
+        if box != "8":  # a clipped gradient would hide a wrong factor
+            more += ["--accumulate", accumulated, "--clip", 1e9]
+        how = options(*more, steps=20 * accumulated)
+        status, output = run_ranks(n, file, *how, cwd=folder)
+        assert status == 0, output
+        found.append(results(output))
+    assert_alike(*found)
+
+
+# How it is started
+
+
+def test_plain_python_is_one_rank(boxes, tmp_path):
+    file = boxes(*before("testing"))
+    status, output = run([sys.executable, file, *options(epochs=1)], 100, tmp_path, None)
+    assert status == 0, output
+    assert output.startswith("1 ranks, device cpu\nepoch 0: ")
+
+
+@pytest.mark.parametrize("start", ["1", "2", "4", "launcher"], ids=lambda x: f"start-{x}")
+@full
+def test_torchrun_and_the_launcher_start_it(start, boxes, stream, tmp_path):
+    file, how = boxes(*ORDER), options(*stream, workers=1)
+    if start == "launcher":
+        status, output = launch("--local", "2x2", file, *how, cwd=tmp_path)
+    else:
+        status, output = run([*TORCHRUN, start, file, *how], 200, tmp_path, None)
+    assert status == 0, output
+    assert f"{4 if start == 'launcher' else start} ranks, device cpu\n" in output
+    assert results(output)[-1][3] > 80
+
+
+# What a process sees of four GPUs, and the GPUs that four ranks then take.
+SEEN = {"0,1,2,3": [0, 1, 2, 3], "0,1": [0, 1, 0, 1], "3": [0, 0, 0, 0], "own": [0, 0, 0, 0]}
+DEVICES = """
+import os, runpy, sys
+from unittest import mock
+import torch, torch.distributed as dist
+start = runpy.run_path(sys.argv[1])["start"]
+for seen in sys.argv[2:]:
+    for rank in range(4):
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(rank) if seen == "own" else seen
+        index = mock.patch.object(torch.accelerator, "set_device_index")
+        with mock.patch.object(dist, "init_process_group") as init, index as index:
+            device = start()
+        assert index.mock_calls == [mock.call(device.index)]
+        assert init.call_args.args == ("nccl",)
+        assert init.call_args.kwargs["device_id"] == device
+        assert init.call_args.kwargs["timeout"].total_seconds() >= 60
+        print(device)
+"""
+
+
+def test_each_rank_takes_its_gpu(boxes):
+    """On GPUs that are not there: tests/gpu."""
+    env = os.environ | {"PYTHONPATH": str(ROOT / "tests" / "gpu"), "STANDIN_GPUS": "4"}
+    command = [sys.executable, "-c", DEVICES, boxes("6"), *SEEN]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+    assert done.stdout.split() == [f"cuda:{x}" for row in SEEN.values() for x in row], done.stderr
+
+
+# Killed, and started again
+
+
+@pytest.mark.parametrize("last", ["12", pytest.param("17", marks=full)])
+@pytest.mark.parametrize("how", ["torchrun", pytest.param("launcher", marks=full)])
+def test_killed_it_resumes_as_if_nothing_had_been(last, how, boxes, stream, tmp_path):
+    file, one, other = boxes(*before(last)), tmp_path / "one", tmp_path / "other"
+    one.mkdir()
+    other.mkdir()
+    how_long = options(*stream, "--no-augment", epochs=3, workers=1)
+    if how == "launcher":
+        command = [LAUNCHER, "--local", "1x2", "--max-restarts", "1", file, *how_long]
+    else:
+        command = [*TORCHRUN, "2", "--max-restarts", "1", file, *how_long]
+    env = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    with processes.Job(command, 200, cwd=one, env=env, stderr=subprocess.STDOUT) as job:
+        for line in job.lines():
+            if line.startswith("epoch 0: "):
+                break
+        os.kill(rank_of(file, 1), signal.SIGKILL)
+        job.wait()
+    assert job.status == 0, job.output
+    assert re.search(r"^checkpoint.pt: 1 epochs are done, 2 are left$", job.output, re.M)
+    status, output = run_ranks(2, file, *how_long, cwd=other)
+    assert status == 0, output
+    assert_alike(results(job.output)[-2:], results(output)[-2:])
+    weights, expected = (torch.load(folder / "model.pt") for folder in (one, other))
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+def rank_of(file, rank):
+    """Return the id of the process that runs a file as this rank, and is no worker of it."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_text().split("\0")
+            env = (folder / "environ").read_text().split("\0")
+        except OSError:
+            continue
+        if str(file) in words[1:3] and f"RANK={rank}" in env:
+            found.append(int(folder.name))
+    return min(found)
+
+
+@pytest.mark.parametrize(("last", "not_with"), [("13", "17"), pytest.param("17", "13", marks=full)])
+def test_only_the_same_training_is_continued(last, not_with, boxes, tmp_path):
+    def train(last, *more):
+        file = boxes(*before(last, without=["11"]))
+        return run_ranks(2, file, *options(*more, epochs=1, steps=2), cwd=tmp_path)
+
+    status, output = train(last)
+    assert status == 0, output
+    status, output = train(last)
+    assert status == 0, output
+    assert "checkpoint.pt: 1 epochs are done, 0 are left\n" in output
+    assert "epoch 0" not in output
+    for box, more, name in ((last, ["--lr", 0.01], "lr"), (not_with, [], "sharded")):
+        status, output = train(box, *more)
+        assert status == 1
+        assert f"was written with a different {name}. Take another --checkpoint." in output
+
+
+@full
+def test_averaging_by_hand_and_fsdp_do_not_go_together(boxes, tmp_path):
+    file = boxes(*before("17", without=["11"]))
+    by_hand = "            dist.all_reduce(next(model.parameters()).grad)\n"
+    place = "            nn.utils.clip_grad_norm_"
+    file.write_text(file.read_text().replace(place, by_hand + place))
+    status, output = run_ranks(2, file, *options(), cwd=tmp_path)
+    assert status == 1
+    assert "NotImplementedError" in output
