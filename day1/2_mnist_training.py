@@ -134,7 +134,7 @@ def choose_device(local_rank, local_world_size):
     # Where each rank sees its own GPU only, the launcher says how many the node has.
     shared = local_world_size > int(os.environ.get("GPUS_ON_NODE", gpus))
     if kind in ("cpu", "mps") or (kind == "xpu" and shared):
-        return torch.device("cpu"), "gloo"  # gloo carries CPU and CUDA tensors only
+        return torch.device("cpu"), "gloo"  # gloo cannot use Apple's mps, Intel's xpu
     device = torch.device(kind, local_rank % gpus)
     torch.accelerator.set_device_index(device.index)
     # NCCL refuses two ranks on one GPU, so gloo connects ranks that share one.

@@ -46,9 +46,9 @@ def train(train_set, device, args):
     global_batch_size = args.batch_size * world_size
     torch.manual_seed(args.seed)  # the same first weights on every rank
     model = Net().to(device)
-    # ddp_model shares model's parameters, and has copied those of rank 0 to all ranks.
+    # ddp_model copies rank 0's parameters to all: the seed only makes runs comparable.
     # In backward it averages gradients, and sends some while others are still computed.
-    # No device_ids: model and images are already on the device of this rank.
+    # No device_ids: model, whose parameters it shares, is on this rank's device.
     ddp_model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     # All ranks make the same shuffled list. Rank r takes entries r, r + world_size, ...
@@ -116,15 +116,9 @@ def gap_to_one_process(losses, train_set, device, args):
     # DistributedSampler makes the same list, and all ranks together take its next part.
     generator = torch.Generator().manual_seed(args.seed)
     order = torch.randperm(len(train_set), generator=generator)
-    gaps = []
-    for loss, indices in zip(losses[:steps], order.split(batch_size)):
-        images, labels = train_set[indices]
-        optimizer.zero_grad()
-        expected = F.cross_entropy(model(images.to(device)), labels.to(device))
-        expected.backward()
-        optimizer.step()
-        gaps.append((loss - expected).abs())
-    return torch.stack(gaps).max().item()
+    batches = [train_set[indices] for indices in order.split(batch_size)[:steps]]
+    expected = train_one_epoch(model, batches, optimizer, device)
+    return (losses[:steps] - expected).abs().max().item()
 
 
 @torch.inference_mode()
@@ -180,7 +174,7 @@ def choose_device(local_rank, local_world_size):
     # Where each rank sees its own GPU only, the launcher says how many the node has.
     shared = local_world_size > int(os.environ.get("GPUS_ON_NODE", gpus))
     if kind in ("cpu", "mps") or (kind == "xpu" and shared):
-        return torch.device("cpu"), "gloo"  # gloo carries CPU and CUDA tensors only
+        return torch.device("cpu"), "gloo"  # gloo cannot use Apple's mps, Intel's xpu
     device = torch.device(kind, local_rank % gpus)
     torch.accelerator.set_device_index(device.index)
     # NCCL refuses two ranks on one GPU, so gloo connects ranks that share one.
@@ -210,7 +204,7 @@ def start(args):
         ranks = dist.get_world_size()
         print(f"ranks: {ranks}, device: {device.type}, backend: {backend}")
     status = main(device, args)
-    dist.barrier()  # leave together; if a rank fails before, the job ends there
+    dist.barrier()  # the others wait here for rank 0, at most DIST_TIMEOUT seconds
     time.sleep(0.2)  # before torch 2.8 the next line can hang without it (#154976)
     dist.destroy_process_group()
     return status  # of rank 0: 0 if the lesson has proved its claim

@@ -1,13 +1,12 @@
 """Lesson 13: the file you take home. One training script for every machine.
 
+Builds on: 10_mnist_ddp_pt_multinode.py
 New here:  resuming, bf16, accumulation, clipping, exact tests, --shard, --compare
-Run:       scripts/multinode_setup_and_run.sh day2/13_train.py [EPOCHS [SAVE_EVERY]]
-           python day2/13_train.py
-           torchrun --standalone --nproc-per-node 4 day2/13_train.py 50 10
-           srun python day2/13_train.py, or sbatch scripts/sbatch_run.sh
-Look for:  => ... of 10,000 tested, ... right, ... by the saved model: ok
+Run:       scripts/multinode_setup_and_run.sh day2/13_train.py
+Look for:  => 10,000 of 10,000 tested, ... right, ... by the saved model: ok
 Try next:  kill -9 a rank, then the same command; --compare with another run's folder.
 
+python, torchrun (day2/13_train.py EPOCHS SAVE_EVERY), srun and sbatch start it, too.
 Yours are the three functions at the top. If you change only these, the rest still
 holds: one seed gives one training, on one process or many, interrupted or not.
 """
@@ -205,7 +204,9 @@ class Trainer:
     def train_step(self, batches):
         """Take one step, with all batches that this rank has for it."""
         self.wrapped.train()
-        shares = []  # of this rank in the mean loss of the global batch
+        # DDP divides by the number of ranks. So each sample counts the same:
+        per_sample = dist.get_world_size() / self.args.global_batch_size
+        shares = []  # of this rank's batches in the loss of the global batch
         for number, (images, labels) in enumerate(batches, start=1):
             images = images.to(self.device, non_blocking=True)
             labels = labels.to(self.device, non_blocking=True)
@@ -216,10 +217,7 @@ class Trainer:
             with averaging(self.wrapped, on=number == self.args.accumulate):
                 with self.autocast:
                     loss, _ = loss_and_correct(self.wrapped(images), labels)
-                # DDP takes the mean over the ranks. So each sample counts the same:
-                share = (
-                    len(labels) * dist.get_world_size() / self.args.global_batch_size
-                )
+                share = len(labels) * per_sample
                 self.scaler.scale(share * loss).backward()  # gradients add up
             shares.append(share * loss.detach())  # no .item(): it waits for the GPU
         self.scaler.unscale_(self.optimizer)  # clip the gradients as they are

@@ -264,7 +264,7 @@ def choose_device(local_rank, local_world_size):
     # Where each rank sees its own GPU only, the launcher says how many the node has.
     shared = local_world_size > int(os.environ.get("GPUS_ON_NODE", gpus))
     if kind in ("cpu", "mps") or (kind == "xpu" and shared):
-        return torch.device("cpu"), "gloo"  # gloo carries CPU and CUDA tensors only
+        return torch.device("cpu"), "gloo"  # gloo cannot use Apple's mps, Intel's xpu
     device = torch.device(kind, local_rank % gpus)
     torch.accelerator.set_device_index(device.index)
     # NCCL refuses two ranks on one GPU, so gloo connects ranks that share one.
@@ -294,7 +294,7 @@ def start(args):
         ranks = dist.get_world_size()
         print(f"ranks: {ranks}, device: {device.type}, backend: {backend}")
     status = main(device, args)
-    dist.barrier()  # leave together; if a rank fails before, the job ends there
+    dist.barrier()  # the others wait here for rank 0, at most DIST_TIMEOUT seconds
     time.sleep(0.2)  # before torch 2.8 the next line can hang without it (#154976)
     dist.destroy_process_group()
     return status  # of rank 0: 0 if the lesson has proved its claim

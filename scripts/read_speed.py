@@ -1,6 +1,7 @@
 """Measure how fast MNIST can be read in random order from files of several layouts.
 
-Usage: scripts/read_speed.py      prints a Markdown table, in less than a minute
+Usage: scripts/read_speed.py                     prints a Markdown table, in less than a minute
+       scripts/read_speed.py --memory FILE       of create_mnist_h5.py: what streaming it takes
 
 One process, one thread. "One at a time" is what a Dataset with __getitem__ does: one read for each
 image. "Whole chunks" is ChunkStream of lesson 11. The files have just been written and are still in
@@ -10,6 +11,7 @@ memory (the page cache) when they are read: this measures the work of reading, n
 import argparse
 import contextlib
 import itertools
+import re
 import statistics
 import tempfile
 import time
@@ -118,11 +120,33 @@ def rate(read, path):
                 return images / elapsed
 
 
+def held():
+    """Return how many MB this process holds, besides mapped files such as torch's libraries."""
+    (kilobytes,) = re.findall(r"Anonymous: +(\d+) kB", Path("/proc/self/smaps_rollup").read_text())
+    return int(kilobytes) * 1024 / 1e6
+
+
+def print_memory(path):
+    """Print how much more a process holds while it streams a file, and with all of it in memory."""
+    before = held()
+    streamed = max(held() for _ in whole_chunks(path, 0)) - before
+    with arrays(path) as both:
+        whole = [array[:] for array in both]
+    print(f"| {path.stat().st_size / 1e6:.0f} MB | {streamed:.0f} MB | {held() - before:.0f} MB |")
+    del whole
+
+
 def main():
     """Measure all ways in turn, several times; print where and when, then the table of medians."""
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    words = "only print the memory for streaming this file (Linux)"
+    parser.add_argument("--memory", type=Path, metavar="FILE", help=words)
+    args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    if args.memory:
+        print_memory(args.memory)
+        return
     with tempfile.TemporaryDirectory() as folder:
         files = make_files(Path(folder))
         sizes = [stored(files[layout]) for layout, *_ in WAYS]

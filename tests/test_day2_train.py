@@ -142,13 +142,9 @@ def test_after_the_end_a_broken_checkpoint_and_with_other_ranks(whole, tmp_path)
 
 def test_a_full_disk_loses_nothing(whole, tmp_path):
     """The second checkpoint finds no room, as does what a file of more than 300 kB would be."""
-    line = "        try:
-            dcp.save("
-    limit = "        import resource
-        if self.step > 6:
-"
-    limit += "            resource.setrlimit(resource.RLIMIT_FSIZE, (9999, 9999))
-"
+    line = "        try:\n            dcp.save("
+    limit = "        import resource\n        if self.step > 6:\n"
+    limit += "            resource.setrlimit(resource.RLIMIT_FSIZE, (9999, 9999))\n"
     file = write_mutant(tmp_path, "13", (line, limit + line))
     status, output = run_ranks(2, file, *FEW, cwd=tmp_path)
     assert status == 1, output

@@ -72,7 +72,17 @@ MUTANTS = {
         Mutant(
             "torch.randperm(len(labels), generator=generator)",
             "torch.arange(len(labels))",
-            r", 100% in file order \(limit 5%\), .*: WRONG",
+            r", 1% as mixed as by a full shuffle \(limit 25%\), .*: WRONG",
+        ),
+        Mutant(
+            "order = torch.randperm(self.chunks, generator=generator)",
+            "order = torch.arange(self.chunks)",
+            r", 4% as mixed as by a full shuffle \(limit 25%\), .*: WRONG",
+        ),
+        Mutant(  # each chunk twice, half of them never
+            "order.split(self.buffer_chunks)",
+            "order.repeat_interleave(2).split(self.buffer_chunks)",
+            ONCE.format(r"5\d\d"),
         ),
         Mutant(
             "        stream.set_epoch(epoch)",
