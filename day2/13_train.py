@@ -5,11 +5,11 @@ New here:  resuming, bf16, accumulation, clipping, exact tests, --shard, --compa
 Run:       scripts/multinode_setup_and_run.sh day2/13_train.py
 Look for:  => 10,000 of 10,000 tested, ... right, ... by the saved model: ok
 Try next:  kill -9 a rank, then the same command; --compare with another run's folder.
-
-python, torchrun (day2/13_train.py EPOCHS SAVE_EVERY), srun and sbatch start it, too.
-Yours are the three functions at the top. If you change only these, the rest still
-holds: one seed gives one training, on one process or many, interrupted or not.
 """
+
+# Started by python, torchrun, srun or sbatch: 13_train.py [EPOCHS [SAVE_EVERY]]. Yours
+# are the first three functions. If you change only these, the rest still holds: one
+# seed gives one training, on one process or many, interrupted or not.
 
 import argparse
 import fcntl
@@ -526,7 +526,7 @@ def choose_device(local_rank, local_world_size):
     # Where each rank sees its own GPU only, the launcher says how many the node has.
     shared = local_world_size > int(os.environ.get("GPUS_ON_NODE", gpus))
     if kind in ("cpu", "mps") or (kind == "xpu" and shared):
-        return torch.device("cpu"), "gloo"  # gloo carries CPU and CUDA tensors only
+        return torch.device("cpu"), "gloo"  # gloo cannot use Apple's mps, Intel's xpu
     device = torch.device(kind, local_rank % gpus)
     torch.accelerator.set_device_index(device.index)
     # NCCL refuses two ranks on one GPU, so gloo connects ranks that share one.

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import LESSONS, ROOT, chooser, launch, once, proof_of, proves, wait_for
-from mutants import write_mutant
+from mutants import assert_disproved, run_mutant, write_mutant
 from PIL import Image
 from ranks import run_ranks
 
 FULL = pytest.mark.full
 LESSON = ROOT / LESSONS["13"]["file"]
-FEW = (2, 1, "--max-steps", 6, "--global-batch-size", 50, "--log-every", 2, "--workers", 1)
+FEW = (2, 1, "--max-steps", 6, "--global-batch-size", 50, "--log-every", 2)
+FEW += ("--workers", 1, "--clip", 0.3)
 RUN = Path("runs", LESSON.stem)
 
 
@@ -94,7 +95,7 @@ def stopped_by(number, whose, folder):
     with log.open("w") as file:
         both = {"stdout": file, "stderr": file, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
         job = subprocess.Popen([str(x) for x in command], cwd=folder, **both)
-        step = chooser().randrange(2, 10)
+        step = chooser().randrange(1, 6)  # the test after the epoch gives time
         assert wait_for(lambda: f"step {step} of 12" in log.read_text(), 100), log.read_text()
         pid = job.pid
         if whose == "rank":
@@ -216,6 +217,26 @@ def test_the_ranks_average_once_a_step(tmp_path):
     status, output = run_ranks(1, file, *few, cwd=tmp_path)
     assert status == 0, output
     assert output.count("sent\n") == 4
+
+
+CLIP = "        nn.utils.clip_grad_norm_(self.model.parameters(), self.args.clip)\n"
+SAVED = 'torch.load(file, map_location=device)["model"]'
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong", "options", "says"),
+    [
+        ("share * loss)", "loss)", "--batch-size 8", "^=> losses of "),
+        (CLIP, "", "", "^=> losses of "),
+        ("self.scaler.unscale_(self.optimizer)", "", "--precision fp16", "^=> losses of "),
+        ("(batch < count)", "(batch < count + 9)", None, "^=> 10,002 of 10,000 tested, "),
+        (SAVED, "build_model(args, 10).state_dict()", None, "by the saved model: WRONG$"),
+    ],
+)
+def test_without_its_key_line_it_proves_nothing(line, wrong, options, says, whole, tmp_path):
+    compare = [] if options is None else [*options.split(), "--compare", whole]
+    output = run_mutant("13", (line, wrong), 3, *FEW, *compare, cwd=tmp_path)
+    assert_disproved(output, says)
 
 
 def test_python_alone_and_the_launcher(whole, tmp_path):

@@ -95,32 +95,6 @@ MUTANTS = {
         ),
         Mutant(WRAP, "ddp_model = model", FROM_MEMORY),
     ],
-    "13": [
-        Mutant(
-            "range(dist.get_rank(), len(test_set), dist.get_world_size())",
-            "DistributedSampler(test_set, shuffle=False)",
-            ", 10,002 of 10,000 tested",
-            ranks=3,
-        ),
-        Mutant("(loss / args.accumulate)", "(loss)", "^=> fp32: losses within .e-0[1-4] "),
-        Mutant(
-            "            nn.utils.clip_grad_norm_(model.parameters(), args.clip)\n",
-            "",
-            "^=> fp32: losses within .e-0[1-4] ",
-            "--max-steps 20 --clip 0.3",
-        ),
-        Mutant(
-            "            scaler.unscale_(optimizer)  # clip",
-            "            # clip",
-            "^=> fp16: losses within .e-0[1-2] ",
-            "--max-steps 20 --clip 0.3 --precision fp16",
-        ),
-        Mutant(
-            '        "model": model.state_dict(),',
-            '        "model": Net().state_dict(),',
-            "tested DIFFERENTLY than by one process: WRONG$",
-        ),
-    ],
     "create_ratings": [
         Mutant(
             "order[number :: args.files]]", "order[number + 1 :: args.files]]", "NOT as written: W"
