@@ -288,7 +288,7 @@ class Trainer:
             from torch.utils.tensorboard import SummaryWriter  # only rank 0 needs it
 
             folder = self.args.checkpoint_dir
-            self.metrics = Path(folder, "metrics.jsonl").open("a")
+            self.metrics = Path(folder, "metrics.jsonl").open("a")  # noqa: SIM115
             self.metrics.truncate(size)
             self.board = SummaryWriter(folder, purge_step=self.step + 1)
 
@@ -387,7 +387,7 @@ def main(device, args):
     trainer.model = build_model(args, trainer.classes).to(device)
     trainer.model.load_state_dict(weights)
     tested = trainer.evaluate()  # the saved model, as somebody who loads it later
-    lock.close()
+    os.close(lock)
     if dist.get_rank() == 0:
         print(f"to use it: model.load_state_dict(torch.load('{file}')['model'])")
         if args.compare:
@@ -440,7 +440,7 @@ def gather(value):
 def lock_folder(folder):
     """Keep other jobs out of this folder. Every rank must call this."""
     folder.mkdir(parents=True, exist_ok=True)
-    lock = Path(folder, "lock").open("a")
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
     taken = False
     if dist.get_rank() == 0:
         try:

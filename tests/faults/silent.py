@@ -1,7 +1,7 @@
 """Trains a tiny model with one silent fault after the other, and notes what comes of each.
 
-Run on every rank by test_silent.py. The argument is the page day2/SILENT.md, whose check is used. At
-the end rank 0 prints JSON: {program or fault: {"says": what the check says, "gap": the largest
+Run on every rank by test_silent.py. The argument is the page day2/SILENT.md, whose check is used.
+At the end rank 0 prints JSON: {program or fault: {"says": what the check says, "gap": the largest
 difference to the losses of one process, "messages": of DDP, "tested": images in the test,
 "repeats": whether the same test twice gives the same, with dropout}}.
 """
