@@ -180,7 +180,8 @@ def tested(wrong):
 
 def main():
     page = {"dist": dist, "sys": sys, "torch": torch}
-    for function in re.findall(r"^```python\n(def .*?)^```", Path(sys.argv[1]).read_text(), re.M | re.S):
+    text = Path(sys.argv[1]).read_text()
+    for function in re.findall(r"^```python\n(def .*?)^```", text, re.M | re.S):
         exec(function, page)
     dist.init_process_group("gloo")
     results = {}
