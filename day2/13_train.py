@@ -35,7 +35,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision import datasets, models
@@ -463,10 +463,11 @@ def wrap(model, args):
     if args.shard:
         dtype = PRECISIONS[args.precision]
         policy = MixedPrecisionPolicy(dtype, torch.float32, output_dtype=torch.float32)
-        for part in model.children():  # each is gathered, used and freed by itself
-            if list(part.parameters()):
-                fully_shard(part, mp_policy=policy)
-        return fully_shard(model, mp_policy=policy)
+        parts = [part for part in model.children() if list(part.parameters())]
+        for part in [*parts, model]:  # each is gathered, used and freed by itself
+            fully_shard(part, mp_policy=policy)
+            part.set_force_sum_reduction_for_comms(True)  # not all backends average
+        return model
     if args.compile:  # its backward is one piece, during which DDP sends nothing
         model.compile()
     return DistributedDataParallel(model)
@@ -631,6 +632,8 @@ def parse_args():
         parser.error(f"{args.global_batch_size} samples are too few for {ranks} ranks")
     if args.shard and (args.compile or args.precision == "fp16"):
         parser.error("--shard goes with bf16 or fp32, and without --compile")
+    if args.shard and not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
+        parser.error(f"--shard needs torch 2.8 or newer, this is {torch.__version__}")
     return args
 
 

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Runs a lesson as a batch job on several nodes. Before the first time, edit the lines #SBATCH
+# Trains with day2/13_train.py, or runs a lesson, as a batch job on several nodes. Before the first time, edit the lines #SBATCH
 # below, and the function activate if your site needs it.
 #
 # Usage: sbatch [option of sbatch]... scripts/sbatch_run.sh [--doctor] [option]... [FILE [argument]...]
-#   FILE       a path, the name of a lesson's file, or a lesson's number; without arguments: 9
+#   FILE       a path, the name of a lesson's file, or a lesson's number; without arguments: 13
 #   --doctor   first check the nodes with scripts/doctor.sh; start nothing if they are not fit
 #   The other options are those of scripts/multinode_setup_and_run.sh, such as --torchrun.
 #   Options of sbatch win over the lines #SBATCH: sbatch --nodes 4 scripts/sbatch_run.sh
 #
-# What the job prints goes to logs/slurm-JOB.out, in the folder where you call sbatch. How busy the
+# What the job prints, errors too, goes to logs/slurm-JOB.out, in the folder where you call sbatch. How busy the
 # nodes are goes to logs/cpu-JOB*.out and logs/gpu-JOB*.out, one file a node.
 #
 # Shortly before the time limit Slurm warns this script, which warns the ranks. If the lesson then
-# saves its state and stops, as lesson 12 does, the job goes back into the queue, and resumes when
+# saves its state and stops, as lessons 12 and 13 do, the job goes back into the queue, and resumes when
 # it starts again. So does a job that has lost a node.
 
 # Who pays: replace <acc_name>_g with your account.
@@ -23,9 +23,10 @@
 #SBATCH --nodes=2
 # Only nodes that the site has marked so. Delete this line where there is no such mark.
 #SBATCH --constraint=gpu
-# GPUs of each node. Delete this line where there are none.
+# GPUs of each node: 1 where nodes have one each. Delete this line where there are none.
 #SBATCH --gpus-per-node=4
-# Tasks of each node: as many ranks are started. As a rule one for each GPU.
+# Tasks of each node: as many ranks are started. One for each GPU: 4, or 1 on nodes with one GPU.
+# Without GPUs as many as share the cores well, such as 4.
 #SBATCH --ntasks-per-node=4
 # CPU cores for each task, as Slurm counts them. They also load the data.
 #SBATCH --cpus-per-task=32
@@ -118,9 +119,9 @@ signaled=1 ending=''
 # At the time limit, by scancel, and before it starts the job again, Slurm sends TERM to all.
 trap 'signaled=1; warn_ranks' USR1
 trap 'signaled=1; ending=1; say "Slurm ends this job"' TERM
-say "start: multinode_setup_and_run.sh --monitor ${*:-9}"
+say "start: multinode_setup_and_run.sh --monitor ${*:-13}"
 # In the background: while bash waits for a command in the foreground, it does not run traps.
-"$scripts/multinode_setup_and_run.sh" --monitor "${@:-9}" &
+"$scripts/multinode_setup_and_run.sh" --monitor "${@:-13}" &
 launcher=$!
 while [[ $signaled ]]; do # once more if a signal has ended the wait, not the launcher
   signaled='' status=0

@@ -73,6 +73,8 @@ def whole(tmp_path_factory):
     ],
 )
 def test_the_losses_are_the_same_however_the_batch_is_divided(ranks, options, whole, tmp_path):
+    if "--shard" in options and torch.__version__ < "2.8":
+        pytest.skip("--shard needs torch 2.8 or newer")  # it says so
     output = train(ranks, *options.split(), "--compare", whole, cwd=tmp_path)
     steps, gap = compared(output)
     assert proves(output)

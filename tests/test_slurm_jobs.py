@@ -68,11 +68,27 @@ def test_the_lines_of_the_script_as_they_are(slurm, tmp_path):
 
 @pytest.mark.full
 def test_the_doctor_looks_at_the_nodes_of_a_job_first(slurm, tmp_path):
-    job = BatchJob(slurm, "--ntasks-per-node", 1, SCRIPT, "--doctor", cwd=tmp_path)
+    job = BatchJob(slurm, "--ntasks-per-node", 1, SCRIPT, "--doctor", 9, cwd=tmp_path)
     assert job.wait() == "COMPLETED", job.log()
     doctor, lesson = job.log().split(" start: multinode_setup_and_run.sh --monitor 9\n")
     assert "ok " in doctor.partition(" doctor\n")[2]
     assert proves(lesson)
+
+
+@pytest.mark.full
+def test_as_shipped_it_trains_the_file_that_people_take_home(slurm, tmp_path):
+    """And srun alone does the same: its ranks find out from Slurm who they are."""
+    job = BatchJob(slurm, "--ntasks-per-node", 1, SCRIPT, cwd=tmp_path)
+    assert job.wait() == "COMPLETED", job.log()
+    assert "ranks: 2, device: cpu, backend: gloo\n" in job.log()
+    assert proof_of(job.log()).startswith("=> 10,000 of 10,000 tested, ")
+    asked = ["srun", "--nodes", 2, "--ntasks-per-node", 2, "env", "OMP_NUM_THREADS=1"]
+    lesson = [sys.executable, ROOT / "day2" / "13_train.py", "--checkpoint-dir", "runs/srun"]
+    done = job.run(*map(str, [*asked, *lesson, "--compare", "runs/13_train"]))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ranks: 4, device: cpu, backend: gloo\n" in done.stdout
+    assert proof_of(done.stdout).startswith("=> losses of 10 steps within ")
+    assert proves(done.stdout)
 
 
 def test_a_copy_of_the_script_in_the_course_and_elsewhere(slurm, tmp_path):
