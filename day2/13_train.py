@@ -116,12 +116,15 @@ class Trainer:
     def __init__(self, device, args):
         self.device = device
         self.args = args
+        problem = None
         try:
             train_set, test_set, self.classes = build_data(args)
         except (OSError, RuntimeError, ValueError) as error:
-            raise Problem(f"no data in {args.data}: {error}") from None
+            problem = f"rank {dist.get_rank()}: no data in {args.data}: {error}"
+        stop_if(problem)  # perhaps on one node only
         self.train_set = Seeded(train_set, args.seed)
         self.test_set = Seeded(test_set, args.seed)
+        args.options["samples"] = len(train_set)
         self.epoch_steps = len(train_set) // args.global_batch_size
         if args.max_steps:
             self.epoch_steps = min(self.epoch_steps, args.max_steps)
@@ -259,6 +262,7 @@ class Trainer:
 
         Every rank takes equally many: with --shard all must compute together.
         """
+        self.share_buffers()
         self.model.eval()  # no dropout; BatchNorm takes the averages that it has kept
         count = len(self.test_set)
         ranks = dist.get_world_size()
@@ -270,11 +274,12 @@ class Trainer:
         for (images, labels), batch in zip(loader, batches):
             with self.autocast:
                 outputs = self.model(images.to(self.device))
-            real = (batch < count).to(self.device)  # the rest only makes ranks even
-            outputs = outputs[real]
-            labels = labels.to(self.device)[real]
-            loss, correct = loss_and_correct(outputs, labels)
-            totals += torch.stack([loss * len(labels), correct.sum(), real.sum()])
+            real = int((batch < count).sum())  # the rest only makes the ranks even
+            if real:
+                labels = labels[:real].to(self.device)
+                loss, correct = loss_and_correct(outputs[:real], labels)
+                sums = [loss * real, correct.sum(), torch.full_like(loss, real)]
+                totals += torch.stack(sums)
         dist.all_reduce(totals)  # sums, not means: the parts may differ in size
         loss, correct, tested = totals.tolist()
         self.accuracy = correct / tested
@@ -301,8 +306,14 @@ class Trainer:
             for name, value in values.items():
                 self.board.add_scalar(name, value, step)
 
+    def share_buffers(self):
+        """Give all ranks the averages of BatchNorm that rank 0 has kept."""
+        for buffer in self.model.buffers():
+            dist.broadcast(buffer, src=0)
+
     def state_dict(self):
         """Return the tensors of model and optimizer, with --shard this rank's part."""
+        self.share_buffers()
         model, optimizer = get_state_dict(self.model, self.optimizer)
         return {"model": model, "optimizer": optimizer}
 
@@ -325,6 +336,8 @@ class Trainer:
                 "options": self.args.options,
             }
             Path(unfinished, "record.json").write_text(json.dumps(record))
+            if folder.exists():  # one that could not be read
+                folder.rename(folder.with_suffix(f".broken-{time.time_ns()}"))
             unfinished.rename(folder)  # only now it counts
             Path(folder.parent, "latest.tmp").write_text(folder.name)
             Path(folder.parent, "latest.tmp").replace(folder.parent / "latest")
@@ -334,22 +347,20 @@ class Trainer:
 
     def resume(self):
         """Go on from the newest readable checkpoint. Every rank must call this."""
-        folders = checkpoints(self.args.checkpoint_dir)
+        folders = gather(checkpoints(self.args.checkpoint_dir))[0]  # rank 0's list
         for folder in folders:
+            record, problem = read_record(folder, self.args)
+            stop_if(problem)
             state = self.state_dict()
+            problem = None if record else "its record"
             try:
-                record = json.loads(Path(folder, "record.json").read_text())
                 dcp.load(state, checkpoint_id=folder)
-            except (OSError, ValueError, dcp.CheckpointException) as error:
-                show(f"{folder} cannot be read: {str(error).splitlines()[-1]}")
-                if dist.get_rank() == 0:
-                    folder.rename(folder.with_suffix(".broken"))
+            except dcp.CheckpointException as error:
+                problem = str(error).splitlines()[-1]
+            problems = [words for words in gather(problem) if words]
+            if problems:
+                show(f"{folder} cannot be read: {problems[0]}")
                 continue
-            for name, begun in record["options"].items():
-                now = self.args.options[name]
-                if begun != now:
-                    other = f"{folder.parent} was begun with {name} {begun}, not {now}"
-                    raise Problem(f"{other}: name another --checkpoint-dir")
             model, optimizer = state.values()
             set_state_dict(
                 self.model,
@@ -363,7 +374,8 @@ class Trainer:
             show(f"resumed: {folder}, which {record['ranks']} ranks have written")
             return record["metrics"]
         if folders:
-            raise Problem("no checkpoint can be read: the same command begins anew")
+            folder = self.args.checkpoint_dir
+            raise Problem(f"no checkpoint in {folder} can be read: name another folder")
         return 0  # bytes of metrics.jsonl
 
 
@@ -377,6 +389,7 @@ def main(device, args):
     if not trainer.train():
         show("Stopped as told. The same command goes on from here.")
         return 0
+    # A model that fits on no device: use its checkpoints, and delete what follows.
     file = args.checkpoint_dir / "model.pt"
     if dist.get_rank() == 0:  # from the parts, one file for any number of ranks
         dcp_to_torch_save(checkpoints(args.checkpoint_dir)[0], file.with_suffix(".tmp"))
@@ -386,9 +399,13 @@ def main(device, args):
     weights = torch.load(file, map_location=device)["model"]
     trainer.model = build_model(args, trainer.classes).to(device)
     trainer.model.load_state_dict(weights)
+    rounded = args.precision != "fp32"  # with --shard, FSDP did this
+    dtype = PRECISIONS[args.precision]
+    trainer.autocast = torch.autocast(device.type, dtype, enabled=rounded)
     tested = trainer.evaluate()  # the saved model, as somebody who loads it later
     os.close(lock)
     if dist.get_rank() == 0:
+        trainer.board.close()
         print(f"to use it: model.load_state_dict(torch.load('{file}')['model'])")
         if args.compare:
             return prove(*compare(args))
@@ -405,7 +422,7 @@ DATA = Path(__file__).parents[1] / "data"
 SIGNALS = [signal.SIGUSR1, signal.SIGTERM]  # Slurm, torchrun: save, the end is near
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 ROUNDING = {"fp32": 1e-5, "bf16": 5e-3, "fp16": 5e-3}  # changes losses by less
-# A checkpoint is refused if one of these was different. The others change no result.
+# A checkpoint is refused if one of these was different.
 FIXED = ["epochs", "data", "model", "global_batch_size", "lr", "warm_up", "clip"]
 FIXED += ["seed", "precision", "shard", "max_steps"]
 
@@ -437,6 +454,13 @@ def gather(value):
     return values
 
 
+def stop_if(problem):
+    """Stop all ranks if one of them has a problem. Every rank must call this."""
+    for words in gather(problem):
+        if words:
+            raise Problem(words)
+
+
 def lock_folder(folder):
     """Keep other jobs out of this folder. Every rank must call this."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -445,17 +469,32 @@ def lock_folder(folder):
     if dist.get_rank() == 0:
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except (BlockingIOError, PermissionError):  # others: this disk has no locks
             taken = True
-    if any(gather(taken)):
-        raise Problem(f"another job is training in {folder}")
+    stop_if(f"another job is training in {folder}" if taken else None)
     return lock
 
 
 def checkpoints(folder):
     """Return the complete checkpoints in this folder, the newest first."""
-    steps = [int(path.name[5:]) for path in folder.glob("step-*") if not path.suffix]
+    steps = [
+        int(path.name[5:]) for path in folder.glob("step-[0-9]*") if not path.suffix
+    ]
     return [folder / f"step-{step}" for step in sorted(steps, reverse=True)]
+
+
+def read_record(folder, args):
+    """Return what belongs to a checkpoint, or None, and why it must not be resumed."""
+    try:
+        record = json.loads(Path(folder, "record.json").read_text())
+    except (OSError, ValueError):
+        return None, None
+    for name, begun in record["options"].items():
+        now = args.options[name]
+        if begun != now:
+            other = f"{folder.parent} was begun with {name} {begun}, not {now}"
+            return record, f"{other}: name another --checkpoint-dir"
+    return record, None
 
 
 def wrap(model, args):
@@ -556,7 +595,9 @@ def name_rank():
     hosts = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     port = 20_000 + (int(given["SLURM_JOB_ID"]) + int(given["SLURM_STEP_ID"])) % 10_000
     given.update(RANK=given["SLURM_PROCID"], LOCAL_RANK=given["SLURM_LOCALID"])
-    ranks_here = given["SLURM_STEP_TASKS_PER_NODE"].split("(")[0]  # "4(x2)"
+    ranks_here = (
+        given["SLURM_STEP_TASKS_PER_NODE"].split("(")[0].split(",")[0]
+    )  # of "4(x2)"
     given.update(LOCAL_WORLD_SIZE=ranks_here, WORLD_SIZE=tasks)
     given.update(MASTER_ADDR=hosts.split()[0], MASTER_PORT=str(port))
     if "SLURM_GPUS_ON_NODE" in given:  # though this rank may see one only
@@ -623,8 +664,10 @@ def parse_args():
     add("--max-steps", type=int, help="end each epoch after so many")
     args = parser.parse_args()
     numbers = [args.epochs, args.save_every, args.batch_size, args.log_every]
-    if min(numbers) < 1:
+    if min(*numbers, args.warm_up, args.global_batch_size) < 1:
         parser.error("numbers of epochs, steps and samples must be at least 1")
+    if min(args.lr, args.clip) <= 0:
+        parser.error("--lr and --clip must be more than 0; --clip inf clips nothing")
     ranks = int(os.environ["WORLD_SIZE"])
     most = math.ceil(args.global_batch_size / ranks)  # samples of a rank in a step
     args.accumulate = math.ceil(most / args.batch_size)
