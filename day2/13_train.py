@@ -35,7 +35,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision import datasets, models
@@ -137,7 +137,7 @@ class Trainer:
         self.optimizer = torch.optim.SGD(self.model.parameters(), args.lr, momentum=0.9)
         # Weights and gradients stay fp32, what is multiplied is rounded.
         dtype = PRECISIONS[args.precision]
-        rounded = dtype != torch.float32 and not args.shard  # FSDP rounds by itself
+        rounded = dtype != torch.float32
         self.autocast = torch.autocast(device.type, dtype, enabled=rounded)
         fp16 = args.precision == "fp16"  # its small numbers would become 0: scale them
         self.scaler = torch.amp.GradScaler(device.type, enabled=fp16)
@@ -399,9 +399,6 @@ def main(device, args):
     weights = torch.load(file, map_location=device)["model"]
     trainer.model = build_model(args, trainer.classes).to(device)
     trainer.model.load_state_dict(weights)
-    rounded = args.precision != "fp32"  # with --shard, FSDP did this
-    dtype = PRECISIONS[args.precision]
-    trainer.autocast = torch.autocast(device.type, dtype, enabled=rounded)
     tested = trainer.evaluate()  # the saved model, as somebody who loads it later
     os.close(lock)
     if dist.get_rank() == 0:
@@ -500,11 +497,9 @@ def read_record(folder, args):
 def wrap(model, args):
     """Return the model as it is trained, with DDP or in shards."""
     if args.shard:
-        dtype = PRECISIONS[args.precision]
-        policy = MixedPrecisionPolicy(dtype, torch.float32, output_dtype=torch.float32)
         parts = [part for part in model.children() if list(part.parameters())]
         for part in [*parts, model]:  # each is gathered, used and freed by itself
-            fully_shard(part, mp_policy=policy)
+            fully_shard(part)
             part.set_force_sum_reduction_for_comms(True)  # not all backends average
         return model
     if args.compile:  # its backward is one piece, during which DDP sends nothing
