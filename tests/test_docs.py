@@ -125,7 +125,8 @@ def test_a_lesson_has_its_places(name):
     if name == "13":  # it is read after the run
         sections = ["Predict", "Run", "What happened", "The idea", "The change"]
     sections += ["In your own script"] * ("\n## In your own script\n" in text)
-    sections += ["Check yourself", "Exercises", "Further reading"]
+    sections += ["Check yourself", *["What to remember"] * (name == "13")]
+    sections += ["Exercises", "Further reading"]
     assert re.findall(r"^## (.*)$", text, re.M) == sections
     blocks = {(kind, *words.split()[:1]) for _, kind, words, *_ in BLOCK.findall(text)}
     assert {("head", name), ("output", name), ("exercises", name), ("foot", name)} <= blocks
