@@ -2,7 +2,7 @@
 
 Lesson:  2
 Kind:    fill in
-Task:    Complete train_one_epoch(): one step of the optimiser for every batch, and at
+Task:    Complete train_one_epoch(): one step of the optimizer for every batch, and at
          the end the mean loss over all numbers. The last batch is smaller than the
          others.
 Run:     python day1/exercises/2.1_one_epoch.py
@@ -25,7 +25,7 @@ def train_one_epoch(model, optimizer, batches):
     count = 0
     for x, y in batches:
         loss = F.mse_loss(model(x), y)  # the mean over this batch
-        # TODO 1: the gradients of this batch alone, and one step of the optimiser.
+        # TODO 1: the gradients of this batch alone, and one step of the optimizer.
         # TODO 2: add to total and to count so that every point counts the same.
         total += loss.item()
         count += 1

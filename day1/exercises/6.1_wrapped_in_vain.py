@@ -3,7 +3,7 @@
 Lesson:  6
 Kind:    find the fault
 Symptom: The model is wrapped by DistributedDataParallel. The program is fast, and the
-         loss of each rank falls. But in the end each rank has another model.
+         loss of each rank falls. But in the end each rank has a different model.
 Run:     python day1/exercises/6.1_wrapped_in_vain.py
 Check:   python scripts/check.py 6.1
 """

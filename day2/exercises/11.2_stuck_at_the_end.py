@@ -2,8 +2,8 @@
 
 Lesson:  11
 Kind:    find the fault
-Symptom: With 2 ranks it ends. With 4 it hangs at the end of the epoch, and after a
-         timeout of 2 s comes an error.
+Symptom: With 2 ranks it ends. With 4 it hangs at the end of the epoch, until an error
+         comes after a timeout of 2 s.
 Run:     python day2/exercises/11.2_stuck_at_the_end.py
 Check:   python scripts/check.py 11.2
 """

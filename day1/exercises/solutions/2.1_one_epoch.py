@@ -2,7 +2,7 @@
 
 Lesson:  2
 Kind:    fill in
-Task:    Complete train_one_epoch(): one step of the optimiser for every batch, and at
+Task:    Complete train_one_epoch(): one step of the optimizer for every batch, and at
          the end the mean loss over all numbers. The last batch is smaller than the
          others.
 Run:     python day1/exercises/solutions/2.1_one_epoch.py

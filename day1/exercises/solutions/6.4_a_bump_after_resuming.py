@@ -2,8 +2,8 @@
 
 Lesson:  6
 Kind:    find the fault
-Symptom: A training that was stopped goes on from its checkpoint. The weights are right,
-         and yet it goes another way than one that was never stopped.
+Symptom: A training that was stopped resumes from its checkpoint. The weights are right,
+         and yet it takes a different path than one that was never stopped.
 Run:     python day1/exercises/solutions/6.4_a_bump_after_resuming.py
 Check:   python scripts/check.py 6.4 --solution
 """
@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def begin():
-    """Return a new model, wrapped, and its optimiser."""
+    """Return a new model, wrapped, and its optimizer."""
     torch.manual_seed(0)  # the same first weights on every rank
     model = DistributedDataParallel(nn.Linear(1, 1))
     return model, torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
@@ -44,7 +44,7 @@ def train(model, optimizer, steps):
 def save(path, model, optimizer):
     """Write a checkpoint. Every rank calls this."""
     if dist.get_rank() == 0:
-        # The optimiser has a memory too: SGD its momentum, Adam its averages.
+        # The optimizer has a memory too: SGD its momentum, Adam its averages.
         states = {
             "model": model.module.state_dict(),
             "optimizer": optimizer.state_dict(),
@@ -54,7 +54,7 @@ def save(path, model, optimizer):
 
 
 def load(path, model, optimizer):
-    """Bring a new model and its optimiser to where they were at save."""
+    """Bring a new model and its optimizer to where they were at save."""
     checkpoint = torch.load(path, weights_only=True)
     model.module.load_state_dict(checkpoint["model"])
     optimizer.load_state_dict(checkpoint["optimizer"])

@@ -3,7 +3,7 @@
 Lesson:  12
 Kind:    fill in
 Task:    Complete state_dict() and load_state_dict(). A job that was stopped after any
-         step and goes on from its snapshot must end like a job that never stopped.
+         step and resumes from its snapshot must end like a job that never stopped.
 Run:     python day2/exercises/solutions/12.1_as_if_nothing_happened.py
 Check:   python scripts/check.py 12.1 --solution
 """
