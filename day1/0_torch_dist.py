@@ -22,7 +22,7 @@ import torch.multiprocessing as mp
 def run(rank, world_size):
     """Run as one of the processes: the same code in each, told apart by the rank."""
     # Rank 0 listens at MASTER_ADDR and MASTER_PORT, and all wait until all are there.
-    limit = timedelta(seconds=60)  # for every wait: else half an hour
+    limit = timedelta(seconds=60)  # for every wait; by default half an hour
     dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=limit)
     value = torch.tensor(float(rank))
     # Every rank gives its value, and every rank gets the sum of all. It works in place.

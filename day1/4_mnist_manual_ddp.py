@@ -114,7 +114,7 @@ def identical_on_all_ranks(model):
 
 
 def report_visits(sampler, images):
-    """Print how many images the ranks visit once in all. Every rank must call this."""
+    """Print how many images are visited exactly once. Every rank must call this."""
     indices = torch.tensor(gather(list(sampler)))
     visits = torch.bincount(indices.flatten(), minlength=images)
     once = (visits == 1).sum().item()

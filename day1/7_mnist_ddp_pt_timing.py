@@ -60,7 +60,7 @@ def train(train_set, world_size, batch_size, device, args):
     # Epoch 0 is the warm-up: it allocates memory, chooses kernels, connects the ranks.
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)  # without this every epoch has the same order
-        # A GPU works later than the CPU asks it to. Wait for it, then read the clock.
+        # The calls return before a GPU has done the work. Wait, then read the clock.
         torch.get_device_module(device).synchronize()
         begin = time.perf_counter()
         batches = islice(loader, args.max_steps)

@@ -28,8 +28,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_wor
 class ChunkStream(IterableDataset):
     """Shuffled batches from the datasets images and labels of a chunked HDF5 file.
 
-    Each worker of each rank takes equally many chunks, reads buffer_chunks at a time,
-    and mixes their samples. The rest is left out of this epoch. transform gets a batch.
+    Each worker of each rank takes the same number of chunks, reads buffer_chunks at a
+    time and mixes their samples. What's left waits for the next epoch. transform gets
+    a batch.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class ChunkStream(IterableDataset):
         info = get_worker_info()
         worker = info.id if info else 0  # no info: no workers, the rank itself reads
         workers = info.num_workers if info else 1
-        # Equally many for each. If a rank had one batch more, DDP would hang.
+        # The same number for each: if a rank had one batch more, DDP would hang.
         chunks = self.chunks // (self.world_size * workers)
         batches = chunks * self.chunk_size // self.batch_size
         if batches == 0:
@@ -214,7 +215,7 @@ def mean_distance(numbers):
 
 
 def images_of_epoch(args, world_size):
-    """Return how many images have equally many batches for each worker of each rank."""
+    """Return how many images an epoch uses: each worker has as many batches."""
     with h5py.File(args.file) as file:
         chunk_size = file["images"].chunks[0]
         chunks = len(file["images"]) // chunk_size

@@ -1,4 +1,4 @@
-"""Lesson 12: a job that goes on where it was, after a failure or at a time limit.
+"""Lesson 12: a job that resumes where it was, after a failure or a time limit.
 
 Builds on: 10_mnist_ddp_pt_multinode.py
 New here:  snapshot, a sampler that starts in the middle, a signal before the end
@@ -31,7 +31,7 @@ from torchvision.datasets import MNIST
 
 
 class Job:
-    """A training, and all that it takes to go on from a snapshot of it."""
+    """A training, and everything that it takes to resume it from a snapshot."""
 
     def __init__(self, model, optimizer, args):
         self.model = model
@@ -61,7 +61,7 @@ class Job:
         }
 
     def load_state_dict(self, state):
-        """Go on from a snapshot, perhaps with another number of ranks."""
+        """Resume from a snapshot, perhaps with a different number of ranks."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.epoch, self.seen, self.step = state["progress"]
@@ -143,7 +143,7 @@ def main(device, args):
     job = train(train_set, device, args, snapshots=True)
     if job.epoch < args.epochs:
         if dist.get_rank() == 0:
-            print("Stopped as told. The same command goes on from here.")
+            print("Stopped as told. The same command resumes from here.")
         return
     without_stop = train(train_set, device, args, snapshots=False)
     if dist.get_rank() == 0:
@@ -223,7 +223,7 @@ def save(state, path):
 
 
 def resume(job):
-    """Go on from the newest whole snapshot, if any. Every rank must call this."""
+    """Resume from the newest whole snapshot, if any. Every rank must call this."""
     Path(FOLDER).mkdir(parents=True, exist_ok=True)
     state = load(SNAPSHOT)  # each rank reads it itself
     if state:
@@ -236,7 +236,7 @@ def resume(job):
         sys.exit(1 if rank else f"{problem} Repeat those, or delete the file.")
     if state and rank == 0:
         where = f"in epoch {job.epoch} after {job.seen:,} images"
-        print(f"start {len(job.ranks)}: goes on {where}")
+        print(f"start {len(job.ranks)}: resumes {where}")
 
 
 def load(path):
@@ -246,7 +246,7 @@ def load(path):
             # torch.load does not notice a wrong bit. The checksums of the file do.
             problem = zipfile.ZipFile(file).testzip()
             if problem is None:
-                # weights_only: runs no code that somebody has put into the file
+                # weights_only: runs no code that someone has put into the file
                 return torch.load(file, map_location="cpu", weights_only=True)
         except FileNotFoundError:
             continue

@@ -46,7 +46,7 @@ class ShardStream(IterableDataset):
 
     def __iter__(self):
         """Yield this rank's batches of an epoch."""
-        # Drawn alike by all ranks: the order of the files, and where to begin in each.
+        # All ranks draw the same order of files, and the same place to begin in each.
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         count = len(self.files)
         order = torch.randperm(count, generator=generator).tolist()
@@ -104,8 +104,8 @@ def train_one_epoch(model, loader, optimizer, device):
 
 def train(model, stream, device, args):
     """Train the model on all ranks. Return the losses of all steps."""
-    # Divided are the ratings, not the tables: each rank holds these whole. The library
-    # TorchRec is for larger ones: it divides them too, and ranks ask others for rows.
+    # The ratings are divided, the tables aren't: each rank holds them whole. For larger
+    # tables there's TorchRec, which divides them too, so ranks ask others for rows.
     ddp_model = DistributedDataParallel(model)
     ddp_model.register_comm_hook(None, gather_rows)  # what to do instead of all_reduce
     optimizer = torch.optim.SparseAdam(model.parameters(), lr=args.lr)  # used rows only

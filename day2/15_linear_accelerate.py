@@ -82,8 +82,8 @@ def evaluate(model, test_set, accelerator):
     loader = accelerator.prepare(DataLoader(test_set, batch_size=10))
     errors = []
     for x, y in loader:
-        # Some points come twice, so that all ranks have as many batches. This joins the
-        # errors of all ranks and leaves the second ones out: each point counts once.
+        # Some points come twice, so that all ranks have equal batch counts. This
+        # joins the errors of all ranks and drops the repeats: each point counts once.
         errors.append(accelerator.gather_for_metrics((model(x) - y).abs()))
     return torch.cat(errors)
 

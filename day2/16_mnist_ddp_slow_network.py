@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from torchvision.datasets import MNIST
 
 ACCUMULATE = {"accumulation": 4}  # batches for one step
-MATRIX_RANK = 8  # PowerSGD sends a matrix as two thin ones, with so many columns each
+MATRIX_RANK = 8  # PowerSGD sends a matrix as two thin ones, with this many columns each
 # Steps that each rank takes alone; learning rate and momentum of the step that follows.
 OUTER = {
     "local SGD 8": (8, 1, 0),
@@ -77,7 +77,7 @@ class OuterOptimizer:
         mean = nn.utils.parameters_to_vector(self.model.parameters()).detach()
         dist.all_reduce(mean)
         mean /= dist.get_world_size()
-        # The way from the mean back is taken for a gradient. With rate 1 and without
+        # The way back from the mean serves as the gradient. With rate 1 and without
         # momentum, the step leads to the mean.
         self.shared.grad = self.shared - mean
         self.sgd.step()

@@ -62,7 +62,7 @@ def test_a_job_that_failed_ends_where_it_would_have_ended(ranks, crash, goes_on,
     assert f"RuntimeError: rank 0 fails after step {crash}, as told" in output
     status, output = run_ranks(*command, cwd=tmp_path)
     assert status == 0, output
-    assert f"start 2: goes on in {goes_on}\n" in output
+    assert f"start 2: resumes in {goes_on}\n" in output
     assert proof_of(output).startswith("=> starts: 2, images once an epoch: 1,2")
     assert proof_of(output).endswith("parameters as without a stop: ok")
     assert left_in(tmp_path) == {"model.pt"}
@@ -94,7 +94,7 @@ def stop_by(number, ranks, folder):
     os.kill(ranks_in(folder)[-1], number)
     output = "".join(lines) + job.communicate(timeout=100)[0]
     assert job.returncode == 0, output
-    assert output.count("\nStopped as told. The same command goes on from here.\n") == 1
+    assert output.count("\nStopped as told. The same command resumes from here.\n") == 1
 
 
 def test_stopped_by_signals_it_goes_on_with_other_numbers_of_ranks(tmp_path):
@@ -102,7 +102,7 @@ def test_stopped_by_signals_it_goes_on_with_other_numbers_of_ranks(tmp_path):
         stop_by(number, ranks, tmp_path)
     status, output = run_ranks(3, LESSON, *FEW, "--epochs", 3, cwd=tmp_path)
     assert status == 0, output
-    assert re.search(r"^start 3: goes on in epoch \d after [\d,]+ images$", output, re.M)
+    assert re.search(r"^start 3: resumes in epoch \d after [\d,]+ images$", output, re.M)
     # Another number of ranks makes another global batch: other parameters, but the same images.
     assert re.fullmatch(
         r"=> starts: 3, images once an epoch: 3,19\d of 3,198 \(limit 3,1\d\d\), "

@@ -126,7 +126,7 @@ def assert_resumed(job):
     first, second = re.split(r"^== .*, start 2, nodes .*\n", job.log(), flags=re.M)
     assert re.search(r"^step \d+: snapshot in epoch ", first, re.M)
     assert "=> " not in first
-    assert re.search(r"^start 2: goes on in epoch \d after [\d,]+ images$", second, re.M)
+    assert re.search(r"^start 2: resumes in epoch \d after [\d,]+ images$", second, re.M)
     assert proof_of(second).startswith("=> starts: 2, images once an epoch: 3,198 of 3,198 ")
     assert proof_of(second).endswith(", parameters as without a stop: ok")
     assert second.endswith(" the job ends with exit status 0\n")
