@@ -29,8 +29,7 @@ class ChunkStream(IterableDataset):
     """Shuffled batches from the datasets images and labels of a chunked HDF5 file.
 
     Each worker of each rank takes the same number of chunks, reads buffer_chunks at a
-    time and mixes their samples. What's left waits for the next epoch. transform gets
-    a batch.
+    time and mixes their samples. The rest sits out this epoch. transform gets a batch.
     """
 
     def __init__(
