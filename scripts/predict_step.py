@@ -3,9 +3,9 @@
 Usage: scripts/predict_step.py --parameters 25e6 --step-ms 180 --samples 64
                                [--nodes 1,2,4,8] [--gpus-per-node 4] [--link 200Gbit]
 
-The formulas are lesson 18's, with NCCL's ring or tree. Needed is the time of a step on one GPU. The
-gradients are float32, in buckets of about 25 MB, as DDP has them. Backward is taken to be two
-thirds of a step, and to fill the buckets one after the other.
+The formulas are lesson 18's, with NCCL's ring or tree. You need the time of a step on one GPU. The
+prediction assumes float32 gradients, in buckets of about 25 MB as DDP has them, and a backward that
+takes two thirds of a step and fills one bucket after the other.
 """
 
 import argparse

@@ -9,7 +9,7 @@
 #                                          environment of their own, .venv-torch-2.6.0
 #   PYTHON=python3.12 scripts/run_tests.sh --torch 2.6.0     with this Python, too
 #
-# What this machine lacks is skipped, and the end says why. Makes .venv first where the active Python
+# Skips what this machine can't do, and says why at the end. Makes .venv first where the active Python
 # lacks the packages of requirements.txt and tests/requirements.txt. TORCH_INDEX acts as it does for
 # run_course.sh.
 set -euo pipefail

@@ -55,6 +55,6 @@ def diff(course, page, *names):
     lines = [re.sub(r"^(@@).*", r"\1", line) for line in lines]  # the numbers help nobody here
     added = sum(line.startswith("+") for line in lines) - 1
     removed = sum(line.startswith("-") for line in lines) - 1
-    whole = f"Both files as a whole: `diff {old['file']} {new['file']}`"
-    words = f"New lines: {added}. Lines that are gone: {removed}. {whole}"
+    whole = f"For both files as a whole: `diff {old['file']} {new['file']}`"
+    words = f"{added} lines added, {removed} removed. {whole}"
     return "\n".join(["```diff", *lines, "```", "", words, ""])

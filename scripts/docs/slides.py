@@ -20,7 +20,7 @@ def output(course, page, name, *begins):
     record = course.records[SHOWN][name]
     command, lines = record["command"], record["output"]
     if page not in DECKS:
-        summary = "<summary>What it printed when it was recorded</summary>"
+        summary = "<summary>Our output (yours will differ in times and last digits)</summary>"
         shown = "\n".join(["```console", f"$ {command}", *lines, "```"])
         return f"<details>\n{summary}\n\n{shown}\n\n</details>\n"
     command = re.sub(r"(?<=multinode_setup_and_run\.sh )(.*)day2/(\d+)_\w+\.py", r"\1\2", command)
