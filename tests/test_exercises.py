@@ -125,6 +125,9 @@ WRONG = {
     "12.1": ('self.noise.set_state(state["noise"])', "pass", r"rank 0: stopped after 2 steps: pa"),
     "13.4": ('"val" if', '"test" if', r"rank 0: train/ and val/ with 3 classes: .*FileNotFound"),
     "14.1": ("(all_values) / world_size", "(all_values)", r"rank 0: row 0: 30, 33; right: 10, 11"),
+    "17.3": ("parts[dist.get_rank()]", "parts[0]", r"rank 1: parameters after .*; off by"),
+    "17.4": ("scores.amax(1, keepdim=True)", "torch.zeros(1)", r"rank 0: large scores: nan, "),
+    "17.5": ("result[order] = returned", "result = returned[order]", r"rank 0: answers: .*; off "),
 }
 
 

@@ -179,40 +179,48 @@ def gather_scatter():
 
 
 def parallelism():
-    """Which way for my job: what to ask of a training step, and what the answer leads to."""
-    axes = sheet(5.9)
+    """Which parallelism: what to ask of a training step, and what the answer leads to."""
+    axes = sheet(6.95)
+    words = "First: bf16, small micro-batches, activation checkpointing"
+    box(axes, 0.1, 6.25, 7.6, 0.6, words, PALE, size=SMALL)
     questions = [
-        (4.55, "Does a step fit into one\nGPU? Adam: 16 bytes a\nparameter, and activations"),
-        (2.6, "Does a part fit? 16 / N\nbytes, one whole layer,\nand activations"),
-        (0.75, "What does not fit: the\nlayers, or a single one?"),
+        (4.65, "Does a step fit into one\nGPU? Adam: 16 bytes a\nparameter, and activations"),
+        (2.5, "Do parts fit, and a\nwhole layer, and all\nactivations of a sample?"),
+        (0.62, "What is too large,\nor too slow?"),
     ]
     answers = [
-        (5.25, "fast enough: one GPU", PALE),
-        (4.5, "too slow: DDP (lesson 6)", DONE),
-        (3.68, "and slow link: lesson 16", DONE),
-        (2.83, "FSDP (lesson 17)", DONE),
-        (1.42, "the layers: pipeline", YELLOW),
-        (0.57, "a layer: tensor parallel", YELLOW),
+        (5.4, "fast enough: one GPU", PALE),
+        (4.68, "too slow: DDP (lesson 6)", DONE),
+        (3.88, "and slow link: lesson 16", DONE),
+        (3.1, "8 + 8 / N fit: ZeRO-1", DONE),
+        (2.42, "16 / N fit: FSDP (lesson 17)", DONE),
+        (1.74, "layer: tensor (lesson 19)", YELLOW),
+        (1.08, "link: pipeline (lesson 20)", YELLOW),
+        (0.42, "text: ring (exercise 17.4)", YELLOW),
     ]
     for y, words in questions:
-        box(axes, 0.1, y, 3.25, 1.2 if words.count("\n") > 1 else 0.95, words, COMPUTE, size=SMALL)
+        box(axes, 0.1, y, 3.2, 1.2 if words.count("\n") > 1 else 0.95, words, COMPUTE, size=SMALL)
     for y, words, color in answers:
-        box(axes, 4.55, y, 3.15, 0.6, words, color)
+        box(axes, 4.2, y, 3.5, 0.6, words, color)
     for start, end, word in (
-        (5.15, 5.5, "yes"),
-        (5.15, 4.8, ""),
-        (3.13, 3.13, "yes"),
-        (1.22, 1.72, ""),
-        (1.22, 0.87, ""),
+        (5.25, 5.67, "yes"),
+        (5.25, 4.98, ""),
+        (3.1, 3.4, "yes"),
+        (3.1, 2.75, ""),
+        (1.09, 2.0, ""),
+        (1.09, 1.38, ""),
+        (1.09, 0.76, ""),
     ):
-        arrow(axes, (3.4, start), (4.5, end), lw=2)
+        arrow(axes, (3.35, start), (4.15, end), lw=2)
         if word:
-            say(axes, 3.85, max(start, end) + 0.17, word, SMALL, GREY)
-    arrow(axes, (6.1, 4.48), (6.1, 4.3), lw=2, mutation_scale=14)
-    for y in (4.52, 2.57):
-        arrow(axes, (1.7, y), (1.7, y - 0.69 if y > 4 else 1.73))
-        say(axes, 2.0, y - 0.36, "no", SMALL, GREY)
-    say(axes, 3.9, 0.2, "Large jobs combine them: one inside a node, another between.", SMALL, GREY)
+            say(axes, 3.7, max(start, end) + 0.17, word, SMALL, GREY)
+    arrow(axes, (1.7, 6.22), (1.7, 5.88))
+    arrow(axes, (5.95, 4.66), (5.95, 4.5), lw=2, mutation_scale=14)
+    for begin, end in ((4.62, 3.73), (2.47, 1.6)):
+        arrow(axes, (1.7, begin), (1.7, end))
+        say(axes, 2.0, (begin + end) / 2, "no", SMALL, GREY)
+    words = "Large jobs combine them: tensor inside a node, pipeline between."
+    say(axes, 3.9, 0.17, words, SMALL, GREY)
     return axes
 
 
