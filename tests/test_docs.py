@@ -100,6 +100,18 @@ def test_a_block_shows_what_its_mark_says():
     assert "#" not in block("code 4 average_gradients")
 
 
+def test_a_number_in_a_sentence_is_that_of_the_output():
+    mark = '<!-- n 4 "accuracy: (\\S+)%" -->'
+    text = fill(f"It is {mark}?<!-- /n -->%.\n", "day1/4_mnist_manual_ddp.md", COURSE)
+    number = re.search(r"accuracy: (\S+)%", recorded_output("4"))[1]
+    assert text == f"It is {mark}{number}<!-- /n -->%.\n"
+    with pytest.raises(ValueError, match="nothing"):
+        fill(text.replace("accuracy", "nothing"), "day1/4_mnist_manual_ddp.md", COURSE)
+    double = text.replace(" n 4", ' n "2 * a + b" ".2f" 4 "accuracy: (.*)%" 4')
+    wanted = 3 * float(number)
+    assert f"-->{wanted:.2f}<!--" in fill(double, "day1/4_mnist_manual_ddp.md", COURSE)
+
+
 @pytest.mark.parametrize("mark", ["code 4 nothing", "output 99", "output 6 'none'", "foot", "what"])
 def test_a_mark_of_nothing_is_named(mark):
     with pytest.raises(ValueError, match=f"slides/day1.md: .*<!-- begin {mark} -->"):
@@ -116,24 +128,29 @@ def test_a_record_names_no_machine(monkeypatch, tmp_path):
 
 # Each lesson in its places
 
-# Pages on which the idea is read after the run
-IDEA_AFTER_RUN = {
-    *("9", "10", "create_mnist_h5", "11", "12", "13", "create_ratings", "14", "15", "16", "18")
-}
+SECTIONS = [
+    "Predict",
+    "Run",
+    "What happened",
+    "The idea",
+    "The change",
+    "In your own script",  # not on each page
+    "Check yourself",
+    "What to remember",
+    "Exercises",
+    "Further reading",
+]
+# The page that still has the old order
+OLD_ORDER = {"17"}
 
 
 @by_lesson
 def test_a_lesson_has_its_places(name):
     text = read(PAGE_OF[name])
     assert re.search(r"^\*\*[^*]+\?\*\*$", text.partition("\n## ")[0], re.M), "no question"
-    sections = ["Predict", "The idea", "Run", "What happened", "The change"]
-    if name in IDEA_AFTER_RUN:
-        sections = ["Predict", "Run", "What happened", "The idea", "The change"]
-    sections += ["In your own script"] * ("\n## In your own script\n" in text)
-    sections += ["Check yourself"]
-    sections += ["What to remember"] * (name in IDEA_AFTER_RUN)
-    sections += ["Exercises", "Further reading"]
-    assert re.findall(r"^## (.*)$", text, re.M) == sections
+    sections = re.findall(r"^## (.*)$", text, re.M)
+    if name not in OLD_ORDER:
+        assert sections == [x for x in SECTIONS if x != "In your own script" or x in sections]
     blocks = {(kind, *words.split()[:1]) for _, kind, words, *_ in BLOCK.findall(text)}
     assert {("head", name), ("output", name), ("exercises", name), ("foot", name)} <= blocks
     assert text.count("<details><summary>Answer</summary>") == 3

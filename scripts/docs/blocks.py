@@ -28,10 +28,19 @@ In decks only:
     <!-- begin consequence 4.1 -->  what follows from its mistake
     <!-- end -->
 
+In a sentence of a page:
+
+    <!-- n 4 "epoch 1: .* (\\S+) images" -->21,914<!-- /n -->  a number of a recorded output: what
+                                    the pattern's group finds. Two groups: a quotient, as above
+    <!-- n "64000 / a" ".1f" 3 "epoch 1: .* (\\S+) images" -->4.3<!-- /n -->  what a formula makes
+                                    of it, in this format. More lessons and patterns: b, c, d
+
 Code and output may end with mark "a" "b": the lines that begin so are highlighted. A mark has no >,
 so the line that begins with => is found by "=".
 """
 
+import ast
+import operator
 import re
 import shlex
 
@@ -39,6 +48,7 @@ from course.lists import read_course, read_days, read_exercises, read_pages
 from docs import excerpts, pages, recordings, slides
 
 BLOCK = re.compile(r"(<!-- begin (\w+)([^>]*?) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
+NUMBER = re.compile(r"(<!-- n ([^>]*?) -->)([^<]*)(<!-- /n -->)")
 # Each function takes the course, the page, and the words of the mark.
 KINDS = {
     "head": pages.head,
@@ -58,6 +68,10 @@ KINDS = {
     "faults": recordings.faults,
 }
 
+OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub}
+OPERATORS |= {ast.Mult: operator.mul, ast.Div: operator.truediv}
+NOTHING = (KeyError, TypeError, StopIteration, FileNotFoundError)  # what a mark names isn't there
+
 
 class Course:
     """What blocks are made from: the lists of the course, {id: table}, its pages, and records."""
@@ -71,7 +85,7 @@ class Course:
 
 
 def fill(text, page, course):
-    """Return a page's or a deck's text with its blocks filled in.
+    """Return a page's or a deck's text with its blocks and numbers filled in.
 
     Raises ValueError with a sentence if one cannot be.
     """
@@ -80,13 +94,42 @@ def fill(text, page, course):
         begin, kind, words, old, end = match.groups()
         try:
             return begin + (make(kind, shlex.split(words), page, course) or old) + end
-        except (KeyError, TypeError, StopIteration, FileNotFoundError):
+        except NOTHING:
             raise ValueError(f"{page}: there is nothing (any more) for {begin.strip()}") from None
 
+    def replace_number(match):
+        begin, words, _, end = match.groups()
+        try:
+            return begin + number(course, page, *shlex.split(words)) + end
+        except NOTHING:
+            raise ValueError(f"{page}: there is nothing (any more) for {begin}") from None
+
     text, count = BLOCK.subn(replace, text)
-    if count != text.count("<!-- begin "):
+    text, numbers = NUMBER.subn(replace_number, text)
+    if count != text.count("<!-- begin ") or numbers != text.count("<!-- n "):
         raise ValueError(f"{page}: a mark has no end, or a > in it.")
     return text
+
+
+def number(course, page, *words):
+    """Return a number of a recorded output, or what a formula makes of several: see above."""
+    if words[0] in course.lessons:
+        lesson, *patterns = words
+        return slides.answer(course, page, lesson, "{}", *patterns).strip()
+    formula, form, *words = words
+    values = {}
+    for name, lesson, pattern in zip("abcd", words[::2], words[1::2]):
+        text = slides.answer(course, page, lesson, "{}", pattern)
+        values[name] = float(text.strip().rstrip("%").replace(",", ""))
+    return format(value_of(ast.parse(formula, mode="eval").body, values), form)
+
+
+def value_of(node, values):
+    """Return what a parsed formula is, of numbers, names and the four operators."""
+    if isinstance(node, ast.BinOp):
+        left, right = value_of(node.left, values), value_of(node.right, values)
+        return OPERATORS[type(node.op)](left, right)
+    return values[node.id] if isinstance(node, ast.Name) else node.value
 
 
 def make(kind, words, page, course):

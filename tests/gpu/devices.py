@@ -1,6 +1,6 @@
 """Ask the lessons on stand-in GPUs what the table of a page says: which device, which backend.
 
-    PYTHONPATH=$PWD/tests/gpu STANDIN_GPUS=4 python tests/gpu/devices.py day1/1_torch_dist_gpu.md
+    PYTHONPATH=$PWD/tests/gpu STANDIN_GPUS=4 python tests/gpu/devices.py day2/SITES.md
 
 It takes what is there, the number of ranks and the mask of each row, and prints the rows as the
 lessons answer now. No GPU is needed.
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 from launcher.gpus import own_gpu_only  # noqa: E402
 
-LESSON = {"day1": "day1/4_mnist_manual_ddp.py", "day2": "day2/10_mnist_ddp_pt_multinode.py"}
+LESSON = "day2/10_mnist_ddp_pt_multinode.py"  # choose_device is the same in all
 LESSON_15 = "day2/15_linear_accelerate.py"
 TABLE = re.compile(r"(?<=\n)\| what is there .*\n\| --- .*\n((?:\| .*\n)+)")
 FOUR = {"STANDIN_GPUS": "4"}
@@ -55,7 +55,7 @@ def environment_of(row, rank):
 
 
 def ask(row, choose_device, make_accelerator):
-    """Return the row with the lessons' answers, the last of them on a page of Day 2 only."""
+    """Return the row with the lessons' answers, the last of them only where it has that column."""
     ranks = int(row[1])
     devices, gpus, backends, accelerators = [], [], [], []
     for rank in range(ranks):
@@ -79,7 +79,7 @@ def device_for_accelerate(cpu, kwargs_handlers):
 
 
 def main(page):
-    choose_device = runpy.run_path(str(ROOT / LESSON[page[:4]]))["choose_device"]
+    choose_device = runpy.run_path(str(ROOT / LESSON))["choose_device"]
     make_accelerator = runpy.run_path(str(ROOT / LESSON_15))["make_accelerator"]
     make_accelerator.__globals__["Accelerator"] = device_for_accelerate
     for line in TABLE.search((ROOT / page).read_text())[1].splitlines():

@@ -35,7 +35,7 @@ def python(*arguments, **variables):
 # What the lessons choose
 
 
-@pytest.mark.parametrize("page", ["day1/1_torch_dist_gpu.md", "day2/9_torch_dist_multi_node.md"])
+@pytest.mark.parametrize("page", ["day2/SITES.md", "day2/9_torch_dist_multi_node.md"])
 def test_the_lessons_choose_what_the_table_of_a_page_says(page):
     """The table has a row for each machine, number of ranks and mask. Some must hold on any."""
     answers = python(FOLDER / "devices.py", page, STANDIN_GPUS="4")
