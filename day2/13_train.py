@@ -3,7 +3,7 @@
 Builds on: 10_mnist_ddp_pt_multinode.py
 New here:  resuming, bf16, accumulation, clipping, exact tests, --shard, --compare
 Run:       scripts/multinode_setup_and_run.sh day2/13_train.py
-Look for:  => 10,000 of 10,000 tested, ... right, ... by the saved model: ok
+Look for:  => 10,000 of 10,000 tested, ... right: ok
 Try next:  kill -9 a rank, then the same command; --compare with another run's folder.
 """
 
@@ -32,13 +32,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+import torch.distributed.checkpoint.state_dict as dcp_state
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.tensorboard import SummaryWriter
 from torchvision import datasets, models
 from torchvision.transforms import v2
 
@@ -68,8 +68,7 @@ def build_data(args):
         images = datasets.FakeData(2_000, (3, 64, 64), 10, v2.Compose(to_tensor))
         return images, Subset(images, range(500)), 10
     if args.data == "mnist":
-        to_tensor.insert(0, v2.Grayscale(3))
-        transform = v2.Compose(to_tensor)
+        transform = v2.Compose([v2.Grayscale(3), *to_tensor])
         train_set = datasets.MNIST(DATA, train=True, transform=transform)
         return train_set, datasets.MNIST(DATA, train=False, transform=transform), 10
     augment = [v2.RandomResizedCrop(64), v2.RandomHorizontalFlip(), *to_tensor]
@@ -78,73 +77,74 @@ def build_data(args):
     train_set = datasets.ImageFolder(f"{args.data}/train", v2.Compose(augment))
     test_set = datasets.ImageFolder(f"{args.data}/{test}", v2.Compose(plain))
     if train_set.classes != test_set.classes:
-        raise ValueError(f"train and {test} of {args.data} have different classes")
+        raise Problem(f"train and {test} of {args.data} have different classes")
     return train_set, test_set, len(train_set.classes)
 
 
-def loss_and_correct(outputs, labels):
-    """Yours: the mean loss of a batch, and which of its samples are right."""
-    return F.cross_entropy(outputs, labels), outputs.argmax(dim=1) == labels
+def losses_and_correct(outputs, labels):
+    """Yours: the loss of each sample of a batch, and which of them are right."""
+    losses = F.cross_entropy(outputs, labels, reduction="none")
+    return losses, outputs.argmax(dim=1) == labels
 
 
-class Seeded(Dataset):
-    """A data set whose random changes depend on seed, epoch and sample, nothing else.
-
-    So they are the same on any rank, in any worker, and after a restart.
-    """
-
-    def __init__(self, dataset, seed):
-        self.dataset = dataset
-        self.seed = seed
-
-    def __len__(self):
-        return len(self.dataset)
-
-    def __getitem__(self, key):
-        epoch, index = key
-        torch.default_generator.manual_seed(hash((self.seed, epoch, index)))
-        try:
-            return self.dataset[index]
-        except (OSError, SyntaxError, ValueError) as error:  # a broken picture
-            files = getattr(self.dataset, "samples", None)  # ImageFolder has them
-            name = files[index][0] if files else f"sample {index}"
-            raise BrokenSample(f"{name} cannot be read: {error}") from None
+def main(device, args):
+    """Run on every rank: resume, then train, save and test until the last epoch."""
+    lock_folder(args.checkpoint_dir)
+    trainer = Trainer(device, args)
+    trainer.resume()
+    if trainer.step == trainer.steps:
+        show("this training has ended; to train anew, name another --checkpoint-dir")
+    tested, right = trainer.evaluate()  # if this fails, you know before you train
+    while trainer.step < trainer.steps:
+        if trainer.train_epoch():  # told to stop: there may be no time for a test
+            trainer.save()
+            show("Stopped as told. The same command resumes from here.")
+            return 0
+        tested, right = trainer.evaluate()
+        epoch = trainer.step // trainer.epoch_steps
+        if epoch % args.save_every == 0 or trainer.step == trainer.steps:
+            trainer.save()
+    whole = dcp_state.StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights = dcp_state.get_model_state_dict(trainer.model, options=whole)
+    if dist.get_rank() == 0:
+        file = args.checkpoint_dir / "model.pt"
+        torch.save(weights, file)
+        build_model(args, trainer.classes).load_state_dict(torch.load(file))  # it fits
+        print(f"to use it: model.load_state_dict(torch.load('{file}'))")
+        if args.compare:
+            return prove(*compare(args))
+        samples = len(trainer.test_set)
+        claim = f"{tested:,} of {samples:,} tested, {right / tested:.2%} right"
+        return prove(claim, tested == samples)
 
 
 class Trainer:
-    """A training: what it consists of, how it is saved and resumed, and its log."""
+    """A training: what it consists of, its steps and tests, its log and checkpoints."""
 
     def __init__(self, device, args):
         self.device = device
         self.args = args
-        problem = None
-        try:
-            train_set, test_set, self.classes = build_data(args)
-        except (OSError, RuntimeError, ValueError) as error:
-            problem = f"rank {dist.get_rank()}: no data in {args.data}: {error}"
-        stop_if(problem)  # perhaps on one node only
-        self.train_set = Seeded(train_set, args.seed)
-        self.test_set = Seeded(test_set, args.seed)
-        args.options["samples"] = len(train_set)
-        self.epoch_steps = len(train_set) // args.global_batch_size
-        if args.max_steps:
-            self.epoch_steps = min(self.epoch_steps, args.max_steps)
+        self.train_set, self.test_set, self.classes = build_data(args)
+        samples = len(self.train_set)
+        self.epoch_steps = min(samples // args.global_batch_size, args.max_steps)
         if self.epoch_steps == 0:
-            raise Problem(f"{len(train_set)} samples are less than a global batch")
+            raise Problem(f"{samples} samples are less than a global batch")
         self.steps = args.epochs * self.epoch_steps
+        self.step = 0  # of the whole training
         torch.manual_seed(args.seed)  # the same first weights on every rank
         self.model = build_model(args, self.classes).to(device)
         self.wrapped = wrap(self.model, args)
         self.optimizer = torch.optim.SGD(self.model.parameters(), args.lr, momentum=0.9)
         # Weights and gradients stay fp32, what is multiplied is rounded.
+        rounded = args.precision != "fp32"
         dtype = PRECISIONS[args.precision]
-        rounded = dtype != torch.float32
         self.autocast = torch.autocast(device.type, dtype, enabled=rounded)
         fp16 = args.precision == "fp16"  # its small numbers would become 0: scale them
         self.scaler = torch.amp.GradScaler(device.type, enabled=fp16)
-        self.step = 0  # of the whole training
-        self.accuracy = None
+        self.options = {name: getattr(args, name) for name in FIXED}
+        self.options["samples"] = samples
         self.losses = []  # of the steps that are not in the log yet
+        self.results = {}  # the newest loss, and what the newest test has found
         self.told_to_stop = False
         for number in SIGNALS:
             signal.signal(number, self.note_signal)
@@ -153,11 +153,38 @@ class Trainer:
         """Note a signal. It may come in the middle of a step."""
         self.told_to_stop = True
 
-    def load(self, dataset, batches):
-        """Return an iterator over these batches of (epoch, index)."""
+    def train_epoch(self):
+        """Train to the end of the epoch, or until a signal. Return whether one came."""
+        epoch, done = divmod(self.step, self.epoch_steps)
+        # All ranks make the same shuffled list, and each step takes its next global
+        # batch: the same samples on any number of ranks, and after a restart. What is
+        # left at the end, less than a global batch, is left out of this epoch.
+        generator = torch.Generator().manual_seed(self.args.seed + epoch)
+        order = torch.randperm(len(self.train_set), generator=generator)
+        global_batches = order.split(self.args.global_batch_size)
+        parts = []
+        for batch in global_batches[done : self.epoch_steps]:
+            own = batch[dist.get_rank() :: dist.get_world_size()]
+            parts += own.tensor_split(self.args.accumulate)
+        batches = self.load(self.train_set, parts, epoch)
+        self.wrapped.train()
+        self.begin = time.perf_counter()
+        epoch_ends = False
+        stop = False
+        while not epoch_ends and not stop:
+            self.train_step(islice(batches, self.args.accumulate))
+            epoch_ends = self.step % self.epoch_steps == 0
+            if epoch_ends or self.step % self.args.log_every == 0:
+                stop = self.log_steps()
+        for buffer in self.model.buffers():  # the averages that BatchNorm has kept
+            dist.broadcast(buffer, src=0)
+        return stop
+
+    def load(self, dataset, batches, epoch):
+        """Return an iterator over these batches of a data set."""
         loader = DataLoader(
-            dataset,
-            batch_sampler=batches,
+            Seeded(dataset, self.args.seed, epoch),
+            batch_sampler=[batch.tolist() for batch in batches],
             num_workers=self.args.workers,
             pin_memory=self.device.type == "cuda",  # copied while the GPU computes
         )
@@ -168,49 +195,11 @@ class Trainer:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         return iterator
 
-    def rest_of_epoch(self):
-        """Return this rank's batches from self.step to the end of its epoch.
-
-        All ranks make the same shuffled list, and each step takes the next global batch
-        of it. So a step uses the same samples on any number of ranks. What is left at
-        the end, less than a global batch, is left out of this epoch.
-        """
-        epoch, done = divmod(self.step, self.epoch_steps)
-        generator = torch.Generator().manual_seed(self.args.seed + epoch)
-        order = torch.randperm(len(self.train_set), generator=generator)
-        global_batches = order.split(self.args.global_batch_size)
-        batches = []
-        for global_batch in global_batches[done : self.epoch_steps]:
-            own = global_batch[dist.get_rank() :: dist.get_world_size()]
-            for batch in own.tensor_split(self.args.accumulate):
-                batches.append([(epoch, index) for index in batch.tolist()])
-        return batches
-
-    def train(self):
-        """Train to the end, or until a signal comes. Return whether it is the end."""
-        stop = False
-        while self.step < self.steps and not stop:
-            self.begin = time.perf_counter()
-            batches = self.load(self.train_set, self.rest_of_epoch())
-            epoch_ends = False
-            while not epoch_ends and not stop:
-                self.train_step(islice(batches, self.args.accumulate))
-                epoch_ends = self.step % self.epoch_steps == 0
-                if epoch_ends or self.step % self.args.log_every == 0:
-                    stop = self.log_steps()
-            if epoch_ends:
-                self.evaluate()
-            epoch = self.step / self.epoch_steps
-            if stop or epoch % self.args.save_every == 0 or self.step == self.steps:
-                self.save()
-        return self.step == self.steps
-
     def train_step(self, batches):
         """Take one step, with all batches that this rank has for it."""
-        self.wrapped.train()
         # DDP divides by the number of ranks. So each sample counts the same:
-        per_sample = dist.get_world_size() / self.args.global_batch_size
-        shares = []  # of this rank's batches in the loss of the global batch
+        weight = dist.get_world_size() / self.args.global_batch_size
+        losses = []
         for number, (images, labels) in enumerate(batches, start=1):
             images = images.to(self.device, non_blocking=True)
             labels = labels.to(self.device, non_blocking=True)
@@ -220,198 +209,138 @@ class Trainer:
             # One message a step: ranks average in the backward of its last batch only.
             with averaging(self.wrapped, on=number == self.args.accumulate):
                 with self.autocast:
-                    loss, _ = loss_and_correct(self.wrapped(images), labels)
-                share = len(labels) * per_sample
-                self.scaler.scale(share * loss).backward()  # gradients add up
-            shares.append(share * loss.detach())  # no .item(): it waits for the GPU
+                    each, _ = losses_and_correct(self.wrapped(images), labels)
+                loss = each.sum() * weight
+                self.scaler.scale(loss).backward()  # gradients add up
+            losses.append(loss.detach())  # no .item(): it waits for the GPU
         self.scaler.unscale_(self.optimizer)  # clip the gradients as they are
         nn.utils.clip_grad_norm_(self.model.parameters(), self.args.clip)
+        warm_up = min(1, (self.step + 1) / self.args.warm_up)
+        cosine = (1 + math.cos(math.pi * self.step / self.steps)) / 2
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.step, self.steps, self.args)
+            group["lr"] = self.args.lr * warm_up * cosine
         self.scaler.step(self.optimizer)  # fp16: not if a gradient is infinite
         self.scaler.update()
         self.optimizer.zero_grad()
-        self.losses.append(torch.stack(shares).sum())
+        self.losses.append(torch.stack(losses).sum())
         self.step += 1
 
     def log_steps(self):
-        """Log all steps since the last line. Return whether a rank was told to stop."""
+        """Log the steps since the last line. Return whether a rank was told to stop."""
         stop = torch.tensor(float(self.told_to_stop), device=self.device)
         sums = torch.stack([*self.losses, stop])
         dist.all_reduce(sums)  # over the ranks, in place
         *losses, stop = (sums / dist.get_world_size()).tolist()  # waits for the device
+        self.losses = []
+        self.results["loss"] = losses[-1]
+        for step, loss in enumerate(losses, start=self.step - len(losses) + 1):
+            self.write(step, {"loss": loss})
+        rate = self.optimizer.param_groups[0]["lr"]
         seconds = time.perf_counter() - self.begin
-        for step, loss in enumerate(losses, start=self.step - len(losses)):
-            rate = learning_rate(step, self.steps, self.args)
-            self.write({"loss": loss, "rate": rate}, step + 1)
         speed = len(losses) * self.args.global_batch_size / seconds
         memory = peak_memory(self.device)
-        self.write({"samples/s": speed, "MB": memory}, self.step)
+        self.write(self.step, {"rate": rate, "samples/s": speed, "MB": memory})
         show(
             f"step {self.step:,} of {self.steps:,}: loss {losses[-1]:.4f}, "
             f"rate {rate:.4f}, {speed:,.0f} samples/s, {memory:,.0f} MB"
         )
         if not math.isfinite(sum(losses)):
-            raise Problem(f"step {self.step}: the loss is {losses[-1]}")  # on all ranks
-        self.losses = []
+            raise Problem(f"step {self.step}: the loss is {losses[-1]}")
         self.begin = time.perf_counter()
         return stop > 0
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def evaluate(self):
-        """Test on all ranks. Return how many samples were tested.
-
-        Every rank takes equally many: with --shard all must compute together.
-        """
-        self.share_buffers()
+        """Test on all ranks. Return how many samples were tested, and are right."""
         self.model.eval()  # no dropout; BatchNorm takes the averages that it has kept
+        # With --shard ranks compute together, so all need the same number of batches.
         count = len(self.test_set)
         ranks = dist.get_world_size()
         places = torch.arange(dist.get_rank(), math.ceil(count / ranks) * ranks, ranks)
         batches = places.split(self.args.batch_size)
-        keys = [[(0, place % count) for place in batch.tolist()] for batch in batches]
+        loader = self.load(self.test_set, [batch % count for batch in batches], epoch=0)
         totals = torch.zeros(3, device=self.device)
-        loader = self.load(self.test_set, keys)
-        for (images, labels), batch in zip(loader, batches):
+        for batch, (images, labels) in zip(batches, loader):
             with self.autocast:
                 outputs = self.model(images.to(self.device))
-            real = int((batch < count).sum())  # the rest only makes the ranks even
-            if real:
-                labels = labels[:real].to(self.device)
-                loss, correct = loss_and_correct(outputs[:real], labels)
-                sums = [loss * real, correct.sum(), torch.full_like(loss, real)]
-                totals += torch.stack(sums)
+            losses, correct = losses_and_correct(outputs, labels.to(self.device))
+            real = (batch < count).to(self.device)  # the rest only makes the ranks even
+            sums = [(losses * real).sum(), (correct & real).sum(), real.sum()]
+            totals += torch.stack(sums)
         dist.all_reduce(totals)  # sums, not means: the parts may differ in size
-        loss, correct, tested = totals.tolist()
-        self.accuracy = correct / tested
-        self.write({"test loss": loss / tested, "accuracy": self.accuracy}, self.step)
-        show(f"test: loss {loss / tested:.4f}, accuracy {self.accuracy:.2%}")
-        return int(tested)
+        loss, right, tested = totals.tolist()
+        found = {"test loss": loss / tested, "accuracy": right / tested}
+        self.results |= found
+        self.write(self.step, found)
+        show(f"test: loss {loss / tested:.4f}, accuracy {right / tested:.2%}")
+        return int(tested), int(right)
 
-    def open_log(self, size):
-        """Go on with metrics.jsonl after so many bytes, and with TensorBoard."""
-        if dist.get_rank() == 0:
-            from torch.utils.tensorboard import SummaryWriter  # only rank 0 needs it
-
-            folder = self.args.checkpoint_dir
-            self.metrics = Path(folder, "metrics.jsonl").open("a")  # noqa: SIM115
-            self.metrics.truncate(size)
-            self.board = SummaryWriter(folder, purge_step=self.step + 1)
-
-    def write(self, values, step):
+    def write(self, step, values):
         """Add values to metrics.jsonl and to TensorBoard, on rank 0."""
+        # After a restart, metrics.jsonl may have a step twice: the later line counts.
         if dist.get_rank() == 0:
-            split = [dist.get_world_size(), self.args.accumulate]
-            line = {"step": step, "ranks, accumulate": split, **values}
-            print(json.dumps(line), file=self.metrics, flush=True)
+            print(json.dumps({"step": step, **values}), file=self.metrics, flush=True)
             for name, value in values.items():
                 self.board.add_scalar(name, value, step)
-
-    def share_buffers(self):
-        """Give all ranks the averages of BatchNorm that rank 0 has kept."""
-        for buffer in self.model.buffers():
-            dist.broadcast(buffer, src=0)
-
-    def state_dict(self):
-        """Return the tensors of model and optimizer, with --shard this rank's part."""
-        self.share_buffers()
-        model, optimizer = get_state_dict(self.model, self.optimizer)
-        return {"model": model, "optimizer": optimizer}
+            self.board.flush()
 
     def save(self):
         """Write checkpoint step-N, each rank a part. Every rank must call this."""
         folder = self.args.checkpoint_dir / f"step-{self.step}"
         unfinished = folder.with_suffix(".tmp")
         try:
-            dcp.save(self.state_dict(), checkpoint_id=unfinished)
+            dcp.save({"training": self}, checkpoint_id=unfinished)
         except dcp.CheckpointException as error:  # on all ranks
-            reason = str(error).splitlines()[-1]
-            raise Problem(f"{folder} could not be written: {reason}") from None
+            raise Problem(f"{folder} not written: {last_line(error)}") from None
         if dist.get_rank() == 0:
-            record = {
-                "step": self.step,
-                "accuracy": self.accuracy,
-                "scaler": self.scaler.state_dict(),
-                "ranks": dist.get_world_size(),
-                "metrics": self.metrics.tell(),
-                "options": self.args.options,
-            }
-            Path(unfinished, "record.json").write_text(json.dumps(record))
-            if folder.exists():  # one that could not be read
-                folder.rename(folder.with_suffix(f".broken-{time.time_ns()}"))
+            shutil.rmtree(folder, ignore_errors=True)  # one that could not be read
             unfinished.rename(folder)  # only now it counts
-            Path(folder.parent, "latest.tmp").write_text(folder.name)
-            Path(folder.parent, "latest.tmp").replace(folder.parent / "latest")
+            Path(folder.parent, "latest").write_text(folder.name)
             for older in checkpoints(folder.parent)[2:]:
                 shutil.rmtree(older)
         show(f"saved: {folder}")
 
     def resume(self):
-        """Go on from the newest readable checkpoint. Every rank must call this."""
-        folders = gather(checkpoints(self.args.checkpoint_dir))[0]  # rank 0's list
-        for folder in folders:
-            record, problem = read_record(folder, self.args)
-            stop_if(problem)
-            state = self.state_dict()
-            problem = None if record else "its record"
+        """Resume from the newest checkpoint that can be read. All ranks call this."""
+        folder = self.args.checkpoint_dir
+        found = [checkpoints(folder)]
+        dist.broadcast_object_list(found)  # all ranks take rank 0's list
+        for path in found[0]:
             try:
-                dcp.load(state, checkpoint_id=folder)
-            except dcp.CheckpointException as error:
-                problem = str(error).splitlines()[-1]
-            problems = [words for words in gather(problem) if words]
-            if problems:
-                show(f"{folder} cannot be read: {problems[0]}")
-                continue
-            model, optimizer = state.values()
-            set_state_dict(
-                self.model,
-                self.optimizer,
-                model_state_dict=model,
-                optim_state_dict=optimizer,
-            )
-            self.scaler.load_state_dict(record["scaler"])
-            self.step = record["step"]
-            self.accuracy = record["accuracy"]
-            show(f"resumed: {folder}, which {record['ranks']} ranks have written")
-            return record["metrics"]
-        if folders:
-            folder = self.args.checkpoint_dir
-            raise Problem(f"no checkpoint in {folder} can be read: name another folder")
-        return 0  # bytes of metrics.jsonl
+                dcp.load({"training": self}, checkpoint_id=path)
+                show(f"resumed: {path}")
+                break
+            except dcp.CheckpointException as error:  # on all ranks
+                show(f"{path} cannot be read: {last_line(error)}")
+        if found[0] and self.step == 0:
+            raise Problem(f"no checkpoint fits: name another folder than {folder}")
+        if dist.get_rank() == 0:
+            self.metrics = Path(folder, "metrics.jsonl").open("a")  # noqa: SIM115
+            self.board = SummaryWriter(folder, purge_step=self.step + 1)
 
+    def state_dict(self):
+        """Return what a checkpoint holds. With --shard, tensors are in parts."""
+        model, optimizer = dcp_state.get_state_dict(self.model, self.optimizer)
+        return {
+            "model": model,
+            "optimizer": optimizer,
+            "scaler": self.scaler.state_dict(),
+            "options": dict(self.options),
+            "results": dict(self.results),
+            "step": self.step,  # it tells the epoch, the place in it, and the rate
+        }
 
-def main(device, args):
-    """Run on every rank, as run calls it: resume, train, save, test what was saved."""
-    lock = lock_folder(args.checkpoint_dir)  # held until this process ends
-    trainer = Trainer(device, args)
-    trainer.open_log(trainer.resume())
-    if trainer.step == trainer.steps:
-        show("this training has ended; to train anew, name another --checkpoint-dir")
-    if not trainer.train():
-        show("Stopped as told. The same command goes on from here.")
-        return 0
-    # A model that fits on no device: use its checkpoints, and delete what follows.
-    file = args.checkpoint_dir / "model.pt"
-    if dist.get_rank() == 0:  # from the parts, one file for any number of ranks
-        dcp_to_torch_save(checkpoints(args.checkpoint_dir)[0], file.with_suffix(".tmp"))
-        file.with_suffix(".tmp").replace(file)
-    dist.barrier()
-    trained = trainer.accuracy
-    weights = torch.load(file, map_location=device)["model"]
-    trainer.model = build_model(args, trainer.classes).to(device)
-    trainer.model.load_state_dict(weights)
-    tested = trainer.evaluate()  # the saved model, as somebody who loads it later
-    os.close(lock)
-    if dist.get_rank() == 0:
-        trainer.board.close()
-        print(f"to use it: model.load_state_dict(torch.load('{file}')['model'])")
-        if args.compare:
-            return prove(*compare(args))
-        count = len(trainer.test_set)
-        claim = f"{tested:,} of {count:,} tested, {trained:.2%} right"
-        claim += f", {trainer.accuracy:.2%} by the saved model"
-        same = abs(trainer.accuracy - trained) < 5e-4  # rounding may decide a few
-        return prove(claim, tested == count and same)
+    def load_state_dict(self, state):
+        """Take over what a checkpoint holds, if it was begun with the same options."""
+        for name, begun in state["options"].items():
+            if begun != self.options[name]:
+                other = f"{name} was {begun} where this training began"
+                raise Problem(f"{other}: keep it, or name another --checkpoint-dir")
+        dcp_state.set_model_state_dict(self.model, state["model"])
+        momentum = state["optimizer"]
+        dcp_state.set_optimizer_state_dict(self.model, self.optimizer, momentum)
+        self.scaler.load_state_dict(state["scaler"])
+        self.step = state["step"]
 
 
 # ---- Shared helpers, identical in every lesson
@@ -419,7 +348,6 @@ def main(device, args):
 DATA = Path(__file__).parents[1] / "data"
 SIGNALS = [signal.SIGUSR1, signal.SIGTERM]  # Slurm, torchrun: save, the end is near
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-ROUNDING = {"fp32": 1e-5, "bf16": 5e-3, "fp16": 5e-3}  # changes losses by less
 # A checkpoint is refused if one of these was different.
 FIXED = ["epochs", "data", "model", "global_batch_size", "lr", "warm_up", "clip"]
 FIXED += ["seed", "precision", "shard", "max_steps"]
@@ -429,70 +357,30 @@ class Problem(Exception):
     """What ends the training with one sentence instead of a traceback."""
 
 
-class BrokenSample(Exception):
-    """A sample that cannot be read. Only one rank may have met it."""
+def last_line(error):
+    """Return the last line of an error: the cause, if other processes had it."""
+    return str(error).strip().splitlines()[-1]
 
 
-def prove(claim, holds):
-    """Print the proof line. Return the exit status: 0 if the claim holds, else 1."""
-    print(f"=> {claim}: {'ok' if holds else 'WRONG'}")
-    return 0 if holds else 1
+class Seeded(Dataset):
+    """A data set whose random changes depend on seed, epoch and sample, nothing else.
 
+    So they are the same on any rank, in any worker, and after a restart.
+    """
 
-def show(line):
-    """Print a line, on rank 0."""
-    if dist.get_rank() == 0:
-        print(line, flush=True)
+    def __init__(self, dataset, seed, epoch):
+        self.dataset = dataset
+        self.seed = seed
+        self.epoch = epoch
 
-
-def gather(value):
-    """Return the values of all ranks, in rank order. Every rank must call this."""
-    values = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
-
-
-def stop_if(problem):
-    """Stop all ranks if one of them has a problem. Every rank must call this."""
-    for words in gather(problem):
-        if words:
-            raise Problem(words)
-
-
-def lock_folder(folder):
-    """Keep other jobs out of this folder. Every rank must call this."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
-    taken = False
-    if dist.get_rank() == 0:
+    def __getitem__(self, index):
+        torch.default_generator.manual_seed(hash((self.seed, self.epoch, index)))
         try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):  # others: this disk has no locks
-            taken = True
-    stop_if(f"another job is training in {folder}" if taken else None)
-    return lock
-
-
-def checkpoints(folder):
-    """Return the complete checkpoints in this folder, the newest first."""
-    steps = [
-        int(path.name[5:]) for path in folder.glob("step-[0-9]*") if not path.suffix
-    ]
-    return [folder / f"step-{step}" for step in sorted(steps, reverse=True)]
-
-
-def read_record(folder, args):
-    """Return what belongs to a checkpoint, or None, and why it must not be resumed."""
-    try:
-        record = json.loads(Path(folder, "record.json").read_text())
-    except (OSError, ValueError):
-        return None, None
-    for name, begun in record["options"].items():
-        now = args.options[name]
-        if begun != now:
-            other = f"{folder.parent} was begun with {name} {begun}, not {now}"
-            return record, f"{other}: name another --checkpoint-dir"
-    return record, None
+            return self.dataset[index]
+        except (OSError, SyntaxError) as error:  # a broken picture
+            files = getattr(self.dataset, "samples", None)  # ImageFolder has them
+            name = files[index][0] if files else f"sample {index}"
+            raise Problem(f"{name} cannot be read: {error}") from None
 
 
 def wrap(model, args):
@@ -517,10 +405,28 @@ def averaging(model, on):
     return nullcontext()
 
 
-def learning_rate(step, steps, args):
-    """Return the rate of this step: up to args.lr, then down to 0 along a cosine."""
-    warm_up = min(1, (step + 1) / args.warm_up)
-    return args.lr * warm_up * (1 + math.cos(math.pi * step / steps)) / 2
+def prove(claim, holds):
+    """Print the proof line. Return the exit status: 0 if the claim holds, else 1."""
+    print(f"=> {claim}: {'ok' if holds else 'WRONG'}")
+    return 0 if holds else 1
+
+
+def compare(args):
+    """Compare the losses with another run's. Return a claim, and whether it holds."""
+    runs = []
+    for folder in (args.checkpoint_dir, args.compare):
+        lines = Path(folder, "metrics.jsonl").read_text().splitlines()
+        values = [json.loads(line) for line in lines]
+        runs.append({x["step"]: x["loss"] for x in values if "loss" in x})
+    own, other = runs
+    gaps = [abs(own[step] - other[step]) for step in own if step in other]
+    # If other numbers of ranks divide a batch, sums are rounded differently. Once that
+    # has switched one ReLU, the difference grows: only the first ten steps decide.
+    first = max(gaps[:10], default=math.inf)
+    limit = 1e-5 if args.precision == "fp32" else 5e-3
+    claim = f"losses of {len(gaps[:10])} steps within {first:.0e} of {args.compare}'s"
+    claim += f" (limit {limit:.0e}), of {len(gaps)} within {max(gaps, default=0):.0e}"
+    return claim, first <= limit
 
 
 def peak_memory(device):
@@ -530,29 +436,28 @@ def peak_memory(device):
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3  # Linux: kB
 
 
-def compare(args):
-    """Compare the losses with another run's. Return a claim, and whether it holds."""
-    own = read_losses(args.checkpoint_dir)
-    other = read_losses(args.compare)
-    both = sorted(own.keys() & other.keys())
-    # If other numbers of ranks divide a batch, sums are rounded differently. Once that
-    # has switched one ReLU, the difference grows: compare 10 steps from there on.
-    different = [step for step in both if own[step][1] != other[step][1]]
-    last = different[0] + 9 if different else math.inf
-    gaps = [abs(own[step][0] - other[step][0]) for step in both if step <= last]
-    gap = max(gaps, default=math.inf)
-    limit = ROUNDING[args.precision]
-    claim = f"losses of {len(gaps)} steps within {gap:.0e} of {args.compare}'s"
-    return f"{claim} (limit {limit:.0e})", gap <= limit
+def show(line):
+    """Print a line, on rank 0."""
+    if dist.get_rank() == 0:
+        print(line, flush=True)
 
 
-def read_losses(folder):
-    """Return {step: (loss, [ranks, accumulate])} of a run."""
-    with Path(folder, "metrics.jsonl").open() as file:
-        lines = [json.loads(line) for line in file]
-    return {
-        x["step"]: (x["loss"], x["ranks, accumulate"]) for x in lines if "loss" in x
-    }
+def lock_folder(folder):
+    """Keep other jobs out of this folder for as long as rank 0 lives."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if dist.get_rank() == 0:
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):  # others: this disk has no locks
+            raise Problem(f"another job is training in {folder}") from None
+
+
+def checkpoints(folder):
+    """Return the complete checkpoints in this folder, the newest first."""
+    paths = folder.glob("step-[0-9]*")
+    steps = [int(path.name[5:]) for path in paths if not path.suffix]
+    return [folder / f"step-{step}" for step in sorted(steps, reverse=True)]
 
 
 def choose_device(local_rank, local_world_size):
@@ -570,32 +475,21 @@ def choose_device(local_rank, local_world_size):
     return device, backend
 
 
-def choose_precision(device):
-    """Return the name of the precision that pays on this device."""
-    if device.type == "cpu":
-        return "fp32"  # few CPUs can multiply in bf16; on the others it is slower
-    if device.type == "cuda" and not torch.cuda.is_bf16_supported(False):
-        return "fp16"  # older GPUs only imitate bf16
-    return "bf16"
-
-
 def name_rank():
     """Set torchrun's variables: srun has started this rank, or it is the only one."""
     given = os.environ
-    tasks = given.get("SLURM_STEP_NUM_TASKS", "1")
-    if tasks == "1":
+    ranks = given.get("SLURM_STEP_NUM_TASKS", "1")
+    if ranks == "1":
         given.update(RANK="0", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", WORLD_SIZE="1")
         given.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")  # any free port
         return
-    command = ["scontrol", "show", "hostnames", given["SLURM_STEP_NODELIST"]]
-    hosts = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    port = 20_000 + (int(given["SLURM_JOB_ID"]) + int(given["SLURM_STEP_ID"])) % 10_000
     given.update(RANK=given["SLURM_PROCID"], LOCAL_RANK=given["SLURM_LOCALID"])
-    ranks_here = (
-        given["SLURM_STEP_TASKS_PER_NODE"].split("(")[0].split(",")[0]
-    )  # of "4(x2)"
-    given.update(LOCAL_WORLD_SIZE=ranks_here, WORLD_SIZE=tasks)
-    given.update(MASTER_ADDR=hosts.split()[0], MASTER_PORT=str(port))
+    ranks_here = given["SLURM_STEP_TASKS_PER_NODE"].split("(")[0]  # such as "4(x2)"
+    given.update(LOCAL_WORLD_SIZE=ranks_here.split(",")[0], WORLD_SIZE=ranks)
+    nodes = ["scontrol", "show", "hostnames", given["SLURM_STEP_NODELIST"]]
+    hosts = subprocess.check_output(nodes, text=True).split()
+    port = 20_000 + (int(given["SLURM_JOB_ID"]) + int(given["SLURM_STEP_ID"])) % 10_000
+    given.update(MASTER_ADDR=hosts[0], MASTER_PORT=str(port))
     if "SLURM_GPUS_ON_NODE" in given:  # though this rank may see one only
         given.setdefault("GPUS_ON_NODE", given["SLURM_GPUS_ON_NODE"])
 
@@ -609,26 +503,26 @@ def run(args):
     device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
     os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")  # pytorch#153960
     dist.init_process_group(backend, timeout=timeout, device_id=device_id)
-    if args.precision == "auto":
-        args.precision = choose_precision(device)
-    args.options = {name: getattr(args, name) for name in FIXED}
-    ranks = dist.get_world_size()
+    if args.precision == "auto":  # few CPUs can multiply in bf16, old GPUs imitate it
+        args.precision = "fp32" if device.type == "cpu" else "bf16"
+        old = device.type == "cuda" and not torch.cuda.is_bf16_supported(False)
+        if old and not args.shard:
+            args.precision = "fp16"
     batches = f"{args.global_batch_size} samples in {args.accumulate} batches a rank"
-    show(f"ranks: {ranks}, device: {device.type}, backend: {backend}")
+    show(f"ranks: {dist.get_world_size()}, device: {device.type}, backend: {backend}")
     show(f"{args.precision}, each step {batches}")
     try:
+        if args.shard and backend == "gloo" and device.type != "cpu":
+            raise Problem("gloo cannot shard on GPUs: --shard needs one for each rank")
         status = main(device, args)
-    except Problem as error:  # on all ranks at the same time
-        if dist.get_rank() == 0:
-            print(error, file=sys.stderr)
-        dist.barrier()  # the first rank that ends may end the others
+    except Exception as error:  # on this rank alone, or on all of them
+        if dist.get_rank() != 0:
+            time.sleep(3)  # if on all, rank 0 says it, and its end is that of the job
+        if isinstance(error, (Problem, OSError)):
+            print(last_line(error), file=sys.stderr)
+        else:
+            traceback.print_exc()
         os._exit(1)  # Python would wait for threads and workers, perhaps for ever
-    except (BrokenSample, OSError) as error:  # perhaps on this rank alone
-        print(str(error).strip().splitlines()[-1], file=sys.stderr)
-        os._exit(1)
-    except Exception:
-        traceback.print_exc()
-        os._exit(1)
     dist.barrier()  # leave together; if a rank fails before, the job ends there
     time.sleep(0.2)  # before torch 2.8 the next line can hang without it (#154976)
     dist.destroy_process_group()
@@ -658,22 +552,20 @@ def parse_args():
     add("--compile", action="store_true", help="torch.compile")
     add("--workers", type=int, default=2, help="that read data for each rank (2)")
     add("--log-every", type=int, default=50, help="steps; signals wait for it (50)")
-    add("--max-steps", type=int, help="end each epoch after so many")
+    add("--max-steps", type=int, default=10**9, help="of each epoch (all)")
     args = parser.parse_args()
-    numbers = [args.epochs, args.save_every, args.batch_size, args.log_every]
-    if min(*numbers, args.warm_up, args.global_batch_size) < 1:
-        parser.error("numbers of epochs, steps and samples must be at least 1")
-    if min(args.lr, args.clip) <= 0:
-        parser.error("--lr and --clip must be more than 0; --clip inf clips nothing")
+    counts = [args.epochs, args.save_every, args.global_batch_size, args.batch_size]
+    counts += [args.warm_up, args.log_every, args.max_steps, args.workers + 1]
+    if min(*counts, args.lr, args.clip) <= 0:
+        parser.error("all numbers must be more than 0; only --workers may be 0")
     ranks = int(os.environ["WORLD_SIZE"])
     most = math.ceil(args.global_batch_size / ranks)  # samples of a rank in a step
     args.accumulate = math.ceil(most / args.batch_size)
     if args.global_batch_size < ranks * args.accumulate:
         parser.error(f"{args.global_batch_size} samples are too few for {ranks} ranks")
-    if args.shard and (args.compile or args.precision == "fp16"):
-        parser.error("--shard goes with bf16 or fp32, and without --compile")
-    if args.shard and not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
-        parser.error(f"--shard needs torch 2.8 or newer, this is {torch.__version__}")
+    old = not hasattr(FSDPModule, "set_force_sum_reduction_for_comms")
+    if args.shard and (old or args.compile or args.precision == "fp16"):
+        parser.error("--shard needs torch 2.8, bf16 or fp32, and no --compile")
     return args
 
 
