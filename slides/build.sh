@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the slides. For each deck: an HTML page, a PDF to project and to hand out, and a PDF with
 # the notes for whoever teaches (day1.html, day1.pdf, day1-notes.pdf). And the cheat sheet of
-# day1/CHEATSHEET.md on one page of A4 (cheatsheet.pdf).
+# day1/CHEATSHEET.md on two sides of A4 (cheatsheet.pdf).
 #
 # Usage: slides/build.sh [--html | --check] [day1] [day2] [beyond] [cheatsheet]
 #   --html   only the pages such as day1.html (P opens the speaker's view)

@@ -163,7 +163,7 @@ def test_each_script_is_in_the_list_and_each_lesson_in_a_timetable():
     assert files - {"day1/usual_script.py"} == {lesson["file"] for lesson in LESSONS.values()}
     parts = itertools.chain(*(day["parts"] for day in COURSE.days.values()))
     taught = [part["page"] for part in parts if part.get("page") in LESSONS]
-    assert sorted(taught) == sorted(LESSONS)
+    assert sorted(taught) == sorted(set(LESSONS) - {"create_ratings", "14", "15"})  # at home
 
 
 # The contract of the lessons

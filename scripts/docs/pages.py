@@ -91,13 +91,21 @@ def parts_of(day, pages):
 
 def timetable(course, here, day):
     """Return a Markdown table of a day of a class, with links for the page in which it stands."""
-    rows = []
+    rows, whole = [], 0
     for clock, minutes, title, page, part in parts_of(course.days[day], course.pages):
-        name = link(title, page["file"], here) if page else title
+        file = page["file"] if page else part.get("file")
+        name = link(title, file, here) if file else title
         own = [course.exercises[x] for x in part.get("exercises", [])]
         links = " ".join(link(x["id"], x["file"], here) for x in own)
-        rows.append([f"{clock // 60:02}:{clock % 60:02}", name, str(minutes), links])
-    return table(["begin", "part", "minutes", "exercises"], rows)
+        hours = part.get("gpus", 0) * minutes / 60
+        whole += hours
+        shown = f"{hours:.0f}" if hours else ""
+        rows.append([f"{clock // 60:02}:{clock % 60:02}", name, str(minutes), links, shown])
+    if not whole:
+        rows = [row[:-1] for row in rows]
+        return table(["begin", "part", "minutes", "exercises"], rows)
+    rows.append(["", "all", "", "", f"{whole:.0f}"])
+    return table(["begin", "part", "minutes", "exercises", "GPU-hours"], rows)
 
 
 def exercises(course, here, where):

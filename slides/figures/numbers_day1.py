@@ -19,9 +19,10 @@ def bandwidth_1():
     axes.set_position((0.15, 0.2, 0.81, 0.76))
     axes.loglog(sizes, speeds, "o-", color=RANKS[0], lw=3.5, ms=12)
     for x, y, (size, unit, time_taken, speed) in zip(sizes, speeds, rows):
-        side, up = ("left", 0.3) if x < 0.1 else ("right", 3.6)
+        side, right, up = ("left", 1.9, 0.5) if x < 0.1 else ("right", 1, 3.6)
         words = f"{size} {unit}B in {float(time_taken):.3g} ms:\n{speed} MB/s"
-        axes.annotate(words, (x, y * up), size=SIZE, ha=side, va="center", color=INK)
+        place = (x * right, y * up)
+        axes.annotate(words, place, size=SIZE, ha=side, va="center", color=INK)
     axes.set_xlim(0.002, 200)
     axes.set_ylim(0.1, 10_000)
     axes.set_xticks(sizes, [f"{size} {unit}B" for size, unit, *_ in rows])

@@ -1,6 +1,6 @@
 """Charts of Day 2: what lessons 9 and 11 measured."""
 
-from drawing import COMPUTE, DONE, GREY, RANKS, SEND, SIZE, plot, say
+from drawing import COMPUTE, DONE, GREY, INK, RANKS, SEND, SIZE, plot, say
 from sources import take_layouts, take_links, take_memory, take_messages
 
 
@@ -35,17 +35,17 @@ def link_9():
     axes.grid(axis="x", color="#d5dae0")
     places = range(len(data))[::-1]
     measured = [ms for ms, _ in data.values()]
-    axes.barh(places, measured, height=0.5, color=SEND, label="measured")
+    # Dots: on a log axis the length of a bar would mean nothing.
+    axes.plot(measured, places, "o", ms=17, color=SEND, mec=INK, label="measured")
     label = "the least that the link allows"
     for place, (ms, least) in zip(places, data.values()):
         words = f"{ms:,.0f} ms"
         if least:
             words += f", least {least:,.0f}"
             ys = [place - 0.33, place + 0.33]
-            axes.plot([least] * 2, ys, color=RANKS[0], lw=5, label=label)
+            axes.plot([least] * 2, ys, color=RANKS[0], lw=5, label=label, zorder=1)
             label = None
-        # Inside of long bars, beside short ones.
-        x, ha = (ms / 1.4, "right") if ms > 1000 else (ms * 1.15, "left")
+        x, ha = (ms / 1.4, "right") if ms > 1000 else (ms * 1.35, "left")
         say(axes, x, place, words, SIZE, ha=ha)
     axes.set(xscale="log", xlim=(10, 10000), ylim=(-0.6, len(data) - 0.4))
     axes.set_xticks([10, 100, 1000, 10000], ["10", "100", "1,000", "10,000"])
@@ -79,9 +79,8 @@ def layout_speed():
     for place, (layout, way, _) in zip(places, shown):
         speed = speeds[layout, way]
         color = SEND if way == "one at a time" else DONE
-        axes.barh(place, speed, height=0.75, color=color)
-        inside = speed > 1e5
-        x, ha = (speed / 1.15, "right") if inside else (speed * 1.15, "left")
+        axes.plot(speed, place, "o", ms=17, color=color, mec=INK)  # no bars on a log axis
+        x, ha = (speed / 1.3, "right") if speed > 1e6 else (speed * 1.3, "left")
         say(axes, x, place - 0.08, f"{speed:,}", SIZE, ha=ha)
     axes.set(xscale="log", xlim=(500, 1e7), ylim=(0.4, 8.2))
     axes.set_xticks([1e3, 1e4, 1e5, 1e6, 1e7], ["1,000", "10,000", "100,000", "1 million", ""])

@@ -1,0 +1,67 @@
+"""Exercise 10.3: the group that start() joins on two imitated nodes, its devices, and save()."""
+
+import os
+import socket
+import time
+
+from exercises.common import attempt, shared_folder
+
+GPUS = [4, 2, 0]  # on a node, for pick_device()
+
+
+def look(exercise, rank, world_size):
+    import torch
+    import torch.distributed as dist
+
+    port = [free_port() if rank == 0 else None]
+    dist.broadcast_object_list(port)
+    dist.barrier()
+    time.sleep(0.2)  # let gloo's threads end: torch before 2.8 can hang here
+    dist.destroy_process_group()  # the exercise makes its own
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port[0]))
+    os.environ.update(LOCAL_RANK=str(rank % 2), LOCAL_WORLD_SIZE="2")
+    pick, save, asked, calls, seen = exercise.pick_device, torch.save, [], [], []
+
+    def pick_and_note(local_rank, gpus):
+        asked.append(local_rank)
+        return torch.device("cpu")
+
+    def save_and_note(thing, file, *arguments, **options):
+        calls.append(str(file))
+        time.sleep(0.3)  # a large model on a slow disk
+        save(thing, file, *arguments, **options)
+
+    def main(device):
+        path = shared_folder(dist.get_rank()) / "model.pt"
+        exercise.save(torch.nn.Linear(1, 1), path)
+        _, error = attempt(torch.load, path, weights_only=True)
+        seen.append((dist.get_rank(), dist.get_world_size(), len(calls), error))
+
+    exercise.pick_device, torch.save, exercise.main = pick_and_note, save_and_note, main
+    torch.cuda.device_count = lambda: 0
+    exercise.start()
+    return seen[0], asked, [str(pick(rank, gpus)) for gpus in GPUS]
+
+
+def free_port():
+    """Return a port that nobody uses."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def judge(seen):
+    for rank, ((found, size, _, _), asked, devices) in enumerate(seen):
+        text = f"rank {rank}: is rank {found} of {size} in its group"
+        yield (found, size) == (rank, 4), f"{text} (right: {rank} of 4)"
+        text = f"rank {rank}: its local rank is {', '.join(map(str, asked)) or 'never used'}"
+        yield asked == [rank % 2], f"{text} (right: {rank % 2})"
+        right = [f"cuda:{rank % gpus}" if gpus else "cpu" for gpus in GPUS]
+        text = f"local rank {rank} of nodes with {', '.join(map(str, GPUS))} GPUs: "
+        holds = devices == right
+        yield holds, f"{text}{', '.join(devices)} (right: {', '.join(right)})"
+    calls = sum(calls for (_, _, calls, _), _, _ in seen)
+    yield calls == 1, f"all ranks: times that the file was written: {calls} (right: 1)"
+    errors = [error for (*_, error), _, _ in seen if error]
+    text = f"all ranks: read the file: {errors[0] if errors else 'no error'}"
+    yield not errors, f"{text} (right: no error)"
