@@ -94,6 +94,30 @@ def check_points(output, ranks, folder):
     assert "\ntested on 99 more points: " in output
 
 
+def check_pipeline(output, ranks, folder):
+    """Both schedules: idle slots as drawn, micro-batches held, messages and their bytes."""
+    drawn = re.findall(r"^stage \d  (.*)$", output, re.M)
+    assert len(drawn) == 2 * ranks
+    share = (ranks - 1) / (8 + ranks - 1)
+    for rows in (drawn[:ranks], drawn[ranks:]):
+        cells = " ".join(rows).split()
+        assert cells.count("..") / len(cells) == pytest.approx(share)
+        assert sorted(set(cells) - {".."}) == sorted(
+            f"{what}{n}" for what in "FB" for n in range(8)
+        )
+    messages = 2 * 8 * (ranks - 1)  # of 4 pieces, 64 characters, 64 float32
+    idle = f"idle: {share:.1%} of slots; messages: {messages}, {messages * 4 * 64 * 64 * 4:,} bytes"
+    assert output.count(f"\n{idle}\n") == 2
+    held = [[int(x) for x in row.split(",")] for row in re.findall(r"at most: \[(.*)\]", output)]
+    assert held == [[8] * ranks, list(range(ranks, 0, -1))]
+    sizes = [
+        [float(x) for x in re.findall(r"\d+\.\d+", row)] for row in re.findall("s, .* MB", output)
+    ]
+    for most, of_all, of_few in zip(held[1], *sizes, strict=True):
+        assert of_few == pytest.approx(of_all * most / 8, abs=0.02)
+    assert len(set(re.findall(r"mean loss (\S+)$", output, re.M))) == 1
+
+
 NUMBERS = {
     "0": check_sums,
     "1": check_bandwidth,
@@ -107,4 +131,5 @@ NUMBERS = {
     "9": check_sums,
     "10": check_saved_model,
     "15": check_points,
+    "20": check_pipeline,
 }

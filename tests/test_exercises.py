@@ -19,11 +19,11 @@ from launcher import processes
 from ranks import run_ranks
 
 EXERCISES = {exercise["id"]: exercise for exercise in read_exercises()}
-# Exercise 17.1 shards a model. Before torch 2.8 that needs a GPU.
-NO_SHARDING = pytest.mark.skipif(
-    torch.__version__ < (2, 8), reason="this torch cannot shard on CPUs"
+# 17.1 shards a model, 20.2 runs PyTorch's pipeline. Before torch 2.8 that needs GPUs.
+NOT_ON_CPUS = pytest.mark.skipif(
+    torch.__version__ < (2, 8), reason="this torch cannot shard or pipeline on CPUs"
 )
-IDS = [pytest.param(x, marks=NO_SHARDING if x == "17.1" else ()) for x in EXERCISES]
+IDS = [pytest.param(x, marks=NOT_ON_CPUS if x in ("17.1", "20.2") else ()) for x in EXERCISES]
 LIMIT = 100  # seconds for an exercise that ends: several tests share the cores
 
 
@@ -130,6 +130,7 @@ WRONG = {
     "17.3": ("parts[dist.get_rank()]", "parts[0]", r"rank 1: parameters after .*; off by"),
     "17.4": ("scores.amax(1, keepdim=True)", "torch.zeros(1)", r"rank 0: large scores: nan, "),
     "17.5": ("result[order] = returned", "result = returned[order]", r"rank 0: answers: .*; off "),
+    "20.1": (" / micro_batches", " / 8", r"rank 0: gradients with 2 micro-batches: .*off by"),
 }
 
 

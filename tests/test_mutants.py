@@ -27,6 +27,7 @@ NO_SUM = Mutant(SUM, "", r"every rank holds 0, 1; the sum 0\+1 is 1: WRONG")
 APART = r"losses within \de(-0[1-4]|\+\d\d) of {} \(limit 1e-05\)"
 FROM_ONE = APART.format("one process")
 FROM_MEMORY = APART.format("those from memory")
+HELD = r"idle \d+\.\d% of slots, at most {} micro-batches held, .*, NOT as the formulas say: WRONG$"
 ONCE = r"^=> {} of 60,000 images once an epoch \(limit 640\), .*: WRONG$"
 NOT_SCALED = Mutant(
     "(world_size, args.lr * factor)", "(world_size, args.lr)", r"linear \(limit \d+%\): WRONG"
@@ -150,6 +151,17 @@ MUTANTS = {
             r"\d{3,}% apart \(limit 100%\); worth",
             "--batch-size 4",
         ),
+    ],
+    "20": [
+        Mutant(
+            "targets[number].flatten()) / micro_batches", "targets[number].flatten())", FROM_ONE
+        ),
+        Mutant("y.backward(gradient)", "(micro_batches * y).backward(gradient)", FROM_ONE),
+        Mutant("held.pop(number)", "held.pop(max(held) if model.first else number)", FROM_ONE),
+        Mutant("receive(rank - 1, down, x)", "(0 * receive(rank - 1, down, x))", FROM_ONE),
+        # The losses are right. Only the counts tell.
+        Mutant("min(stages - 1 - stage, micro_batches)", "micro_batches", HELD.format("8 and 8")),
+        Mutant("min(stages - 1 - stage, micro_batches)", "0", HELD.format("8 and 1")),
     ],
 }
 

@@ -1,4 +1,4 @@
-"""Charts of lessons 16 to 18."""
+"""Charts of lessons 16 to 20."""
 
 import itertools
 
@@ -8,17 +8,20 @@ from drawing import (
     GREY,
     INK,
     LINE,
+    PALE,
     RANKS,
     SEND,
     SIZE,
     SMALL,
     WIDTH,
     YELLOW,
+    box,
     plot,
     say,
+    sheet,
 )
 from matplotlib.figure import Figure
-from sources import take_nodes, take_shares, take_ways
+from sources import take_nodes, take_shares, take_slots, take_ways
 
 
 def sharded_measured():
@@ -119,4 +122,23 @@ def second_node():
     texts = ((0.019, "circle: 2 nodes"), (0.011, "triangle: 3 nodes"))
     for at, text in texts:
         say(axes, 0.12, at, text, SMALL, GREY, "left")
+    return axes
+
+
+def pipeline():
+    """What lesson 20's stages did in a step: the slots of GPipe and of 1F1B, from its output."""
+    axes = sheet(5.3)
+    colors = {"F": COMPUTE, "B": SEND, ".": PALE}
+    for top, (name, idle, held, rows) in zip((5.0, 2.6), take_slots()):
+        words = f"{name}: {idle}% of slots idle; stage 0 holds {held} micro-batches"
+        say(axes, 0.1, top, words, SMALL, ha="left", weight="bold")
+        for stage, row in enumerate(rows):
+            y = top - 0.68 - 0.42 * stage
+            say(axes, 0.1, y + 0.18, f"stage {stage}", SMALL, GREY, "left")
+            for slot, cell in enumerate(row):
+                label = cell[1:].strip(".")
+                box(axes, 1.05 + 0.303 * slot, y, 0.283, 0.37, label, colors[cell[0]], size=SMALL)
+    for x, what, words in ((1.05, "F", "forward"), (3.0, "B", "backward"), (5.15, ".", "idle")):
+        box(axes, x, 0.12, 0.36, 0.34, color=colors[what])
+        say(axes, x + 0.46, 0.28, words, SIZE, ha="left")
     return axes

@@ -95,3 +95,11 @@ def take_nodes():
     """Return what lesson 18 measured: rows of nodes, Mbit/s, gain predicted and measured."""
     rows = table(page_of("18"), "| nodes | link, Mbit/s |")
     return [[float(x) for x in (row[0], row[1], row[3], row[4])] for row in rows]
+
+
+def take_slots():
+    """Return what lesson 20 drew, [[schedule, % idle, held by stage 0, rows of slots], ...]."""
+    block = r"^(\w+), \d+ steps: .*\n((?:stage .*\n)+)idle: ([\d.]+)% .*\nheld at most: \[(\d+)"
+    found = re.findall(block, page_of("20"), re.M)
+    cells = ([row.split()[2:] for row in rows.splitlines()] for _, rows, _, _ in found)
+    return [[name, idle, held, rows] for (name, _, idle, held), rows in zip(found, cells)]

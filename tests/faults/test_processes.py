@@ -88,12 +88,23 @@ def test_a_rank_on_an_imitated_node_raises(tmp_path):
     assert "[rank1]: ValueError: ouch" in job.check(fault, says, FIRST)
 
 
-def test_a_stopped_rank_is_seen_by_the_timeout(tmp_path):
-    job = local("2", "9", cwd=tmp_path, env=IMPATIENT)
-    job.until("1 MB:")
+def test_a_stage_of_a_pipeline_is_killed(tmp_path):
+    job = local("2", "20", cwd=tmp_path)
+    job.until("GPipe, ")
+    job.hit("KILL", 1)
+    says = r"^The first to fail: rank 1 on .* ended with signal KILL\.$"
+    job.check("kill -9 of a stage of lesson 20, `--local`", says, MEMORY)
+
+
+@pytest.mark.parametrize(
+    ("name", "begun", "what"), [("9", "1 MB:", "a rank"), ("20", "GPipe, ", "a stage of lesson 20")]
+)
+def test_a_stopped_rank_is_seen_by_the_timeout(name, begun, what, tmp_path):
+    job = local("2", name, cwd=tmp_path, env=IMPATIENT)
+    job.until(begun)
     job.hit("STOP", rank=1)
     output = job.check(
-        "a rank hangs, `--local` (`DIST_TIMEOUT=6`)",
+        f"{what} hangs, `--local` (`DIST_TIMEOUT=6`)",
         r"^Still running: rank 1 on imitated node 1\.$",
         "The others have waited for this rank: see where it hangs, with "
         "[the guide](../../day1/GUIDE.md#when-it-hangs).",
