@@ -94,6 +94,20 @@ def check_points(output, ranks, folder):
     assert "\ntested on 99 more points: " in output
 
 
+def check_split(output, ranks, folder):
+    """What a rank has and sends in a step, by hand and with PyTorch, on this mesh."""
+    data, tensor = map(int, re.search(r"^=> mesh (\d+) x (\d+): ", output, re.M).groups())
+    assert data * tensor == ranks
+    split = re.compile(r"layers.*(query|key|value|up|(mix|down).weight)")
+    own = 0
+    for name, parameter in load_lesson("19").Net().named_parameters():
+        own += parameter.numel() // (tensor if split.search(name) else 1)
+    activations = 32 // data * 64 * 64 * 4  # bytes
+    sent = [f"16 x {activations:,}"] * (tensor > 1) + [f"1 x {own * 4:,}"] * (data > 1)
+    line = f": {own:,} parameters a rank, {' + '.join(sent) or 0} bytes sent in a step\n"
+    assert output.count(line) >= 2
+
+
 def check_pipeline(output, ranks, folder):
     """Both schedules: idle slots as drawn, micro-batches held, messages and their bytes."""
     drawn = re.findall(r"^stage \d  (.*)$", output, re.M)
@@ -131,5 +145,6 @@ NUMBERS = {
     "9": check_sums,
     "10": check_saved_model,
     "15": check_points,
+    "19": check_split,
     "20": check_pipeline,
 }

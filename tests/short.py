@@ -30,6 +30,7 @@ SHORT = {
     "16": "--max-steps 20 --batch-size 16",
     "17": "--max-steps 12",
     "18": "",
+    "19": "--max-steps 4",
     "20": "--max-steps 3",
 }
 ONE_PROCESS = ("2", "create_mnist_h5", "create_ratings")

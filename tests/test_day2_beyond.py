@@ -1,4 +1,4 @@
-"""Lessons 15 and 17: what a library does, with Accelerate and with FSDP2, is what DDP does."""
+"""Lessons 15, 17, 19: what a library does is what is done by hand, or by DDP."""
 
 import os
 import re
@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import LESSONS, ROOT, once, proof_of, proves, run
+from lesson_numbers import NUMBERS
 from mutants import assert_disproved, run_mutant, write_mutant
 from ranks import run_ranks, skip_what_cannot_run
 
@@ -90,3 +92,90 @@ def test_a_torch_that_cannot_shard_is_refused(tmp_path):
     assert "Traceback" not in output
     sentence = r"^torch \S+ cannot shard here: take 2.8 or newer$"
     assert len(re.findall(sentence, output, re.M)) == 1  # of one rank
+
+
+# Lesson 19: tensor parallel
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("ranks", "tensor"), [(4, 4), (4, 1), (2, 2), (2, 1)])
+def test_every_mesh_has_the_losses_of_one_process(ranks, tensor, tmp_path):
+    options = ["--tensor", tensor, "--max-steps", 20]
+    status, output = run_ranks(ranks, ROOT / LESSONS["19"]["file"], *options, cwd=tmp_path)
+    assert status == 0, output
+    assert f"\n=> mesh {ranks // tensor} x {tensor}: " in output
+    NUMBERS["19"](output, ranks, tmp_path)
+
+
+# Trains lesson 19's model alone, then with the lines of its page: fully_shard over the columns of
+# a mesh, parallelize_module over the rows. The arguments are the folder scripts, and these lines.
+BOX = """
+import sys
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import parallelize_module
+from torch.utils.data import DataLoader, DistributedSampler
+sys.path.insert(0, sys.argv[1])
+from course.lists import load
+lesson = load("day2/19_transformer_tensor_parallel.py")
+dist.init_process_group("gloo")
+device = torch.device("cpu")
+train_set, _ = lesson.make_text()
+plans = []
+lesson.tp.parallelize_module = lambda layer, mesh, plan: plans.append(plan)
+lesson.split_by_pytorch(lesson.Net(), {"tensor": None})
+plan = plans[0]
+for parts in (1, 2):
+    torch.manual_seed(0)
+    model = lesson.Net()
+    sampler = DistributedSampler(train_set, 1, 0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
+    if parts == 2:
+        exec(sys.argv[2])
+    loader = DataLoader(train_set, 32 // parts, sampler=sampler)
+    for step, (text, targets) in zip(range(5), loader):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(text), targets.flatten())
+        loss.backward()
+        optimizer.step()
+    loss = loss.detach()
+    dist.all_reduce(loss)
+    print(parts, loss.item() / 4)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(torch.__version__ < (2, 8), reason="this torch cannot shard on CPUs")
+def test_the_box_of_lesson_19_has_the_losses_of_one_process(tmp_path):
+    page = (ROOT / LESSONS["19"]["file"]).with_suffix(".md").read_text()
+    box = re.search(r"\n## In your own script\n.*?```python\n(.*?)```", page, re.S)[1]
+    file = tmp_path / "box.py"
+    file.write_text(BOX)
+    status, output = run_ranks(4, file, ROOT / "scripts", box, cwd=tmp_path)
+    assert status == 0, output
+    loss = {parts: float(x) for parts, x in re.findall(r"^([12]) ([\d.]+)$", output, re.M)}
+    assert loss["2"] == pytest.approx(loss["1"], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            "128x8",
+            "128 all_reduce, 8.59 GB, each 67.1 MB\ndata group, a step: 1 all_reduce, 3.30 GB",
+        ),
+        ("3x1 --layers 1", "0 all_reduce, 0.00 GB\ndata group, a step: 1 all_reduce, 0.88 GB"),
+        ("128x8 --width 64", "error: the width must be a multiple of 16 x 8\n"),
+        ("128", "error: the mesh must be like 128x8, not 128\n"),
+    ],
+)
+def test_messages_are_counted_on_ranks_that_do_not_exist(arguments, says, tmp_path):
+    command = [sys.executable, ROOT / "scripts" / "count_messages.py", *arguments.split()]
+    status, output = run(command, 100, tmp_path, None)
+    skip_what_cannot_run(status, output)
+    assert says in output
+    assert status == (2 if "error" in says else 0)

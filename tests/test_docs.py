@@ -169,7 +169,7 @@ def test_each_script_is_in_the_list_and_each_lesson_in_a_timetable():
 # The contract of the lessons
 
 ABOVE = {"day1": 109, "day2": 154}  # lines above the dividing line, at most
-WHOLE = {"0": 70, "1": 176, "6": 255, "9": 178, "10": 233, "11": 368, "12": 360, "13": 576, "20": 357}
+WHOLE = {"0": 70, "1": 176, "6": 255, "9": 178, "10": 233, "11": 368, "12": 360, "13": 576, "19": 362, "20": 357}
 WHOLE_OF_DAY = {"day1": 292, "day2": 350}  # and of the others, whole
 FIELDS = ["Builds on", "New here", "Run", "Look for", "Try next"]
 # Functions that may have more forms. Lesson 4's own loop sends: rank 0 cannot use it alone.

@@ -50,7 +50,7 @@ def quick_and_full():
     """Return each lesson with the numbers of ranks on which it runs: the first one quickly."""
     runs = []
     for lesson_id in LESSONS:
-        ranks = 4 if lesson_id in ("9", "10", "18", "20") else 2
+        ranks = 4 if lesson_id in ("9", "10", "18", "19", "20") else 2
         if lesson_id in ONE_PROCESS:
             ranks = 1
         runs.append((lesson_id, ranks, {}, pytest.mark.short))

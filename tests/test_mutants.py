@@ -152,6 +152,33 @@ MUTANTS = {
             "--batch-size 4",
         ),
     ],
+    "19": [
+        Mutant(
+            "return AddUp.apply(gradient, context.group), None", "return gradient, None", FROM_ONE
+        ),
+        # The bias is added on every rank.
+        Mutant(
+            "AddUp.apply(part, self.group) + self.bias",
+            "AddUp.apply(part + self.bias, self.group)",
+            FROM_ONE,
+        ),
+        # Ranks that share a layer have different texts.
+        Mutant(
+            "DistributedSampler(train_set, parts, part,",
+            "DistributedSampler(train_set, 2, dist.get_rank(),",
+            FROM_ONE,
+        ),
+        # Those that have the same layers do not average.
+        Mutant(
+            '        dist.all_reduce(flat, group=mesh.get_group("data"))\n', "", FROM_ONE, ranks=4
+        ),
+        # Each of three column-wise layers adds up: right, but more messages.
+        Mutant(
+            'plan = {"norm1": copy, "norm2": copy}',
+            "plan = {}",
+            r"messages NOT as the formula says: WRONG$",
+        ),
+    ],
     "20": [
         Mutant(
             "targets[number].flatten()) / micro_batches", "targets[number].flatten())", FROM_ONE

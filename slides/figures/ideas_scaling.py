@@ -1,4 +1,4 @@
-"""Figures of lessons 16 to 18: slow networks, and models that do not fit."""
+"""Figures of lessons 16 to 19: slow networks, and models that do not fit."""
 
 # ruff: noqa: RUF001 (a figure may say × and −)
 from drawing import (
@@ -142,6 +142,69 @@ def fsdp_time():
     say(axes, 0.1, 1.02, "scatter: reduce_scatter, the mean of the gradients", SMALL, ha="left")
     say(axes, 0.1, 5.38, "one rank, a model of two layers", SMALL, GREY, "left")
     time_axis(axes, left, 7.7, 0.55)
+    return axes
+
+
+def column_row():
+    """Two linear layers on two ranks: columns of the first matrix, rows of the second."""
+    axes = sheet(6.3)
+
+    def matrix(x, y, width, height, label="", color=PALE):
+        axes.add_patch(Rectangle((x, y), width, height, fc=color, ec="white", lw=1.5))
+        ink = "white" if color in RANKS else INK
+        say(axes, x + width / 2, y + height / 2, label, SIZE, ink)
+
+    blue, orange = RANKS[:2]
+    say(axes, 0.1, 6.05, "column-wise: some outputs, each complete", SIZE, ha="left", weight="bold")
+    matrix(0.3, 4.1, 1.2, 1.2, "x, on\nboth")
+    say(axes, 1.75, 4.7, "×", 26)
+    for x, color in ((2.0, blue), (3.15, orange)):
+        matrix(x, 4.1, 1.15, 1.2, "", color)
+    say(axes, 3.15, 5.52, "up", SIZE)
+    say(axes, 4.6, 4.7, "=", 26)
+    for x, color in ((4.9, blue), (6.05, orange)):
+        matrix(x, 4.1, 1.15, 1.2, "", color)
+    say(axes, 6.05, 5.52, "y", SIZE)
+    for x, rank in ((2.57, 0), (3.72, 1), (5.47, 0), (6.62, 1)):
+        say(axes, x, 4.7, f"rank {rank}", SMALL, "white")
+    arrow(axes, (6.05, 4.02), (6.05, 3.42), GREY)
+    say(axes, 5.9, 3.72, "no message: what a rank has is what it needs", SMALL, GREY, "right")
+    say(axes, 0.1, 3.2, "row-wise: a part of every output", SIZE, ha="left", weight="bold")
+    for x, rank in ((0.1, 0), (0.95, 1)):
+        matrix(x, 1.45, 0.85, 1.2, f"rank {rank}", RANKS[rank])
+    say(axes, 0.95, 2.85, "y", SIZE)
+    say(axes, 2.03, 2.05, "×", 26)
+    for y, color, rank in ((2.05, blue, 0), (1.2, orange, 1)):
+        matrix(2.25, y, 1.2, 0.85, f"rank {rank}", color)
+    say(axes, 3.62, 2.85, "down", SIZE, ha="left")
+    say(axes, 3.68, 2.05, "=", 26)
+    matrix(3.9, 1.45, 1.2, 1.2, "rank 0", blue)
+    say(axes, 5.3, 2.05, "+", 26)
+    matrix(5.5, 1.45, 1.2, 1.2, "rank 1", orange)
+    bracket(axes, 3.9, 6.7, 1.25, -0.1)
+    arrow(axes, (5.3, 1.22), (5.3, 0.85), SENT, lw=3)
+    box(axes, 3.4, 0.25, 3.8, 0.58, "all_reduce: the sum, on both", SEND)
+    say(axes, 0.1, 0.54, "then the bias, once", SMALL, GREY, "left")
+    return axes
+
+
+def mesh():
+    """A mesh of 2 x 2 ranks: those of a node share the layers, those of a column the gradients."""
+    axes = sheet(5.4)
+    for row, y in ((0, 3.1), (1, 0.75)):
+        box(axes, 1.5, y, 5.0, 1.45, color="white", ec=LINE)
+        say(axes, 0.1, y + 0.72, f"node {row}\n(data {row})", SMALL, GREY, "left")
+        for column, x in ((0, 1.75), (1, 4.55)):
+            rank = 2 * row + column
+            label = f"rank {rank}\n{('left', 'right')[column]} half"
+            box(axes, x, y + 0.25, 1.7, 0.95, label, RANKS[column])
+        arrow(axes, (3.5, y + 0.72), (4.5, y + 0.72), SENT, "<|-|>", lw=5)
+    for column, x in ((0, 2.6), (1, 5.4)):
+        say(axes, x, 4.8, f"tensor {column}", SMALL, GREY)
+        arrow(axes, (x, 1.97), (x, 3.33), SENT, "<|-|>", lw=2)
+    say(axes, 4.0, 5.2, "each half of every layer is there twice", SIZE, weight="bold")
+    say(axes, 4.0, 2.65, "gradients:\nonce a step", SMALL)
+    say(axes, 4.0, 0.35, "thick: activations, four times a layer in every step", SMALL)
     return axes
 
 

@@ -61,6 +61,15 @@ def test_a_rank_is_killed(where, rank, says, request, tmp_path):
     job.check(f"kill -9 of rank {rank}, {where}", says, MEMORY)
 
 
+@pytest.mark.full
+def test_a_rank_that_shares_layers_is_killed(tmp_path):
+    job = local("2x2", "19", "--batch-size", 4, "--max-steps", 300, cwd=tmp_path)
+    job.until("ranks: 4")
+    job.hit("KILL", 3)
+    says = r"^The first to fail: rank 3 on imitated node 1 ended with signal KILL\.$"
+    job.check("kill -9 of a rank that shares layers, lesson 19", says, MEMORY)
+
+
 def test_a_rank_of_day_1_raises_while_another_waits(tmp_path):
     job = lesson("0", 2, cwd=tmp_path, file=fails_on_rank_1("0", tmp_path))
     fault = "an exception on rank 1, Day 1; rank 0 waits"
