@@ -233,8 +233,9 @@ class Trainer:
         *losses, stop = (sums / dist.get_world_size()).tolist()  # waits for the device
         self.losses = []
         self.results["loss"] = losses[-1]
+        parts = dist.get_world_size() * self.args.accumulate  # of each global batch
         for step, loss in enumerate(losses, start=self.step - len(losses) + 1):
-            self.write(step, {"loss": loss})
+            self.write(step, {"loss": loss, "parts": parts})
         rate = self.optimizer.param_groups[0]["lr"]
         seconds = time.perf_counter() - self.begin
         speed = len(losses) * self.args.global_batch_size / seconds
@@ -277,7 +278,6 @@ class Trainer:
 
     def write(self, step, values):
         """Add values to metrics.jsonl and to TensorBoard, on rank 0."""
-        # After a restart, metrics.jsonl may have a step twice: the later line counts.
         if dist.get_rank() == 0:
             print(json.dumps({"step": step, **values}), file=self.metrics, flush=True)
             for name, value in values.items():
@@ -315,7 +315,7 @@ class Trainer:
         if found[0] and self.step == 0:
             raise Problem(f"no checkpoint fits: name another folder than {folder}")
         if dist.get_rank() == 0:
-            self.metrics = Path(folder, "metrics.jsonl").open("a")  # noqa: SIM115
+            self.metrics = open_log(folder / "metrics.jsonl", self.step)
             self.board = SummaryWriter(folder, purge_step=self.step + 1)
 
     def state_dict(self):
@@ -417,16 +417,29 @@ def compare(args):
     for folder in (args.checkpoint_dir, args.compare):
         lines = Path(folder, "metrics.jsonl").read_text().splitlines()
         values = [json.loads(line) for line in lines]
-        runs.append({x["step"]: x["loss"] for x in values if "loss" in x})
+        runs.append({x["step"]: x for x in values if "loss" in x})
     own, other = runs
-    gaps = [abs(own[step] - other[step]) for step in own if step in other]
-    # If other numbers of ranks divide a batch, sums are rounded differently. Once that
-    # has switched one ReLU, the difference grows: only the first ten steps decide.
-    first = max(gaps[:10], default=math.inf)
+    both = [step for step in own if step in other]
+    gaps = [abs(own[step]["loss"] - other[step]["loss"]) for step in both]
+    # Batches in other parts are rounded differently. Once that has switched one ReLU,
+    # the difference grows, so only the first ten steps decide, and the rest is told.
+    same = all(own[step]["parts"] == other[step]["parts"] for step in both)
+    judged = gaps if same else gaps[:10]
+    gap = max(judged, default=math.inf)
     limit = 1e-5 if args.precision == "fp32" else 5e-3
-    claim = f"losses of {len(gaps[:10])} steps within {first:.0e} of {args.compare}'s"
+    claim = f"losses of {len(judged)} steps within {gap:.0e} of {args.compare}'s"
     claim += f" (limit {limit:.0e}), of {len(gaps)} within {max(gaps, default=0):.0e}"
-    return claim, first <= limit
+    return claim, gap <= limit
+
+
+def open_log(file, step):
+    """Open a log to add to it. What came after this step is taken out of it first."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    whole = [line for line in lines if line.endswith("}")]  # the last may be torn
+    kept = [line for line in whole if json.loads(line)["step"] <= step]
+    file.with_suffix(".tmp").write_text("".join(f"{line}\n" for line in kept))
+    file.with_suffix(".tmp").replace(file)
+    return file.open("a")
 
 
 def peak_memory(device):

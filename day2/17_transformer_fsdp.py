@@ -1,72 +1,106 @@
 """Lesson 17: when the model is the limit. Each rank keeps a part of it.
 
 Builds on: 10_mnist_ddp_pt_multinode.py
-New here:  fully_shard (FSDP2), DTensor, distributed checkpoint
+New here:  sharding by hand, then fully_shard (FSDP2); the meta device
 Run:       scripts/multinode_setup_and_run.sh day2/17_transformer_fsdp.py
-Look for:  => ... ranks: parameters, gradients, ... of DDP's (limit ...), losses ...: ok
-Try next:  --resume, with 2 ranks instead of 4; LAYERS = 8: what grows "inside a layer"?
+Look for:  => ... ranks: losses within ... (limit ...), parameters ... (limit ...): ok
+Try next:  LAYERS = 8: which numbers double? 2 ranks instead of 4: which change?
 """
 
 import argparse
-import json
 import os
-import shutil
 import sys
 import time
 from datetime import timedelta
 from itertools import islice
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
-def shard(model, device):
-    """Spread a model over all ranks: each keeps a part of each parameter, a DTensor."""
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))  # of all ranks
-    for layer in model.layers:
-        # Before a layer computes, its parameters are gathered from all ranks. After it,
-        # they are freed again. In backward the gradients are averaged, and each rank
-        # keeps those of its own part.
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)  # what is left. Alone, it would gather all at once
-    for part in [*model.layers, model]:
-        if hasattr(part, "set_force_sum_reduction_for_comms"):  # torch 2.8 and newer
-            # Add up, then divide: not every backend can average.
-            part.set_force_sum_reduction_for_comms(True)
+class ByHand:
+    """Divides a piece of the model, such as a layer: each rank keeps 1/N of it."""
+
+    def __init__(self, piece):
+        # Pieces inside this one are divided already: nothing is stored there.
+        self.whole = [x for x in piece.parameters() if x.untyped_storage().nbytes()]
+        self.flat = flatten(self.whole)
+        part = self.flat.chunk(dist.get_world_size())[dist.get_rank()]
+        self.part = nn.Parameter(part.clone())  # all that stays on this rank
+        nn.utils.vector_to_parameters(self.flat, self.whole)  # views of flat from now
+        self.free()
+        piece.register_forward_pre_hook(self.gather)
+        piece.register_forward_hook(self.free)
+        piece.register_full_backward_pre_hook(self.gather)
+        for parameter in self.whole:
+            parameter.register_post_accumulate_grad_hook(self.scatter)
+
+    def gather(self, *from_hook):
+        """Before the piece computes, make it whole: each rank sends its part."""
+        self.flat.untyped_storage().resize_(self.flat.nbytes)
+        dist.all_gather_into_tensor(self.flat, self.part.detach())
+
+    def free(self, *from_hook):
+        """After the piece has computed, give its memory back."""
+        self.flat.untyped_storage().resize_(0)
+
+    def scatter(self, *from_hook):
+        """After its last gradient, average them: each rank gets those of its part."""
+        gradients = [parameter.grad for parameter in self.whole]
+        if all(gradient is not None for gradient in gradients):
+            self.free()
+            self.part.grad = torch.empty_like(self.part)
+            dist.reduce_scatter_tensor(self.part.grad, flatten(gradients))  # the sum
+            self.part.grad /= dist.get_world_size()
+            for parameter in self.whole:
+                parameter.grad = None
 
 
-def save(model, optimizer):
-    """Write a checkpoint, each rank its own parts. Every rank must call this."""
-    new = CHECKPOINT.with_suffix(".new")  # the older one stays until this is complete
-    if dist.get_rank() == 0:
-        shutil.rmtree(new, ignore_errors=True)
-    dist.barrier()
-    weights, states = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optimizer": states}, checkpoint_id=new)
-    if dist.get_rank() == 0:  # dcp.save returns when all ranks have written
-        shutil.rmtree(CHECKPOINT, ignore_errors=True)
-        new.rename(CHECKPOINT)
+def flatten(tensors):
+    """Return all tensors as one vector, padded so that N equal parts make it up."""
+    flat = nn.utils.parameters_to_vector(tensors).detach()
+    return F.pad(flat, (0, -len(flat) % dist.get_world_size()))
 
 
-def load(model, optimizer):
-    """Read the checkpoint. Each rank reads its parts, however many ranks wrote it."""
-    weights, states = get_state_dict(model, optimizer)  # they say which parts to read
-    # Load only what you trust: the .metadata file is a pickle, which may run any code.
-    dcp.load({"model": weights, "optimizer": states}, checkpoint_id=CHECKPOINT)
-    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=states)
+def by_pytorch(piece):
+    """The same by PyTorch: each parameter becomes a DTensor, which has a part of it."""
+    kind = next(piece.parameters()).device.type
+    mesh = init_device_mesh(kind, (dist.get_world_size(),))  # of all ranks
+    # True, as for layers by default: free the piece after forward, also a whole model.
+    fully_shard(piece, mesh=mesh, reshard_after_forward=True)
+    if hasattr(piece, "set_force_sum_reduction_for_comms"):  # torch 2.8 and newer
+        # Add up, then divide: not every backend can average.
+        piece.set_force_sum_reduction_for_comms(True)
 
 
-def train_one_epoch(model, loader, optimizer, device):
+def build(divide, meter, device, seed):
+    """Return Net, and what divide makes of its pieces: one after the other is whole."""
+    with torch.device("meta"):  # shapes only: they need no memory
+        model = meter.model = Net()
+    divided = []
+    with meter:
+        for piece in [*model.layers, model.codes, model.scores, model.places]:
+            piece.to_empty(device=device)  # memory, for this piece only
+            torch.manual_seed(seed)  # the same first weights on every rank
+            seed += 1
+            for module in piece.modules():
+                if hasattr(module, "reset_parameters"):
+                    module.reset_parameters()
+            # Hooks run when a piece is called. places never is. So Net itself
+            # is divided last, with all that no other piece has.
+            called = model if piece is model.places else piece
+            divided.append(divide(called) if divide else called)
+    return model, divided
+
+
+def train_steps(model, loader, optimizer, device):
     """Train on each batch once. Return the loss of every step, float32 [steps]."""
     model.train()
     losses = []
@@ -80,67 +114,62 @@ def train_one_epoch(model, loader, optimizer, device):
     return torch.stack(losses)
 
 
-def train(name, model, optimizer, train_set, epoch, device, args):
-    """Train the model, sharded or in DDP, for an epoch. Return its losses."""
-    world_size = dist.get_world_size()
-    # All ranks make the same shuffled list. Rank r takes entries r, r + world_size, ...
-    sampler = DistributedSampler(train_set, seed=args.seed)
-    sampler.set_epoch(epoch)  # without this every epoch has the same order
-    loader = DataLoader(train_set, batch_size=args.batch_size, sampler=sampler)
-    begin = time.perf_counter()
-    batches = islice(loader, args.max_steps)  # None: all
-    losses = train_one_epoch(model, batches, optimizer, device)
-    dist.all_reduce(losses)  # each rank knows those of its own text
-    losses /= world_size
-    loss = losses.mean().item()  # waits for the device: only now read the clock
-    seconds = time.perf_counter() - begin
-    speed = len(losses) * args.batch_size * world_size * LENGTH / seconds
+def train(name, divide, group, train_set, device, args):
+    """Build and train on the ranks of a group. Return losses, bytes, the model."""
+    meter = Meter()
+    model, divided = build(divide, meter, device, args.seed)
+    # Made after dividing, because fully_shard replaces the parameters.
+    parts = [x.part for x in divided] if divide is ByHand else model.parameters()
+    # Adam divides by the size of the gradients. Its eps of 1e-8 would hide a wrong one.
+    optimizer = torch.optim.AdamW(parts, lr=args.lr, eps=1e-3)
+    ranks = dist.get_world_size(group)
+    # Rank r takes pieces of text r, r + ranks, ... of one shuffled list.
+    sampler = DistributedSampler(train_set, ranks, dist.get_rank(group), seed=args.seed)
+    loader = DataLoader(train_set, args.batch_size // ranks, sampler=sampler)
+    losses = train_steps(model, islice(loader, args.max_steps), optimizer, device)
+    dist.all_reduce(losses, group=group)  # each rank knows those of its own text
+    losses /= ranks
     if dist.get_rank() == 0:
-        print(f"{name}, epoch {epoch}: loss {loss:.4f}, {speed:,.0f} characters/s")
-    return losses
+        print(f"{name}: loss {losses[-1].item():.4f} after {len(losses)} steps")
+    return losses, count_bytes(name, meter, optimizer, train_set, device), model
 
 
 def main(device, args):
-    """Run on every rank: train sharded, save, train on. --resume: load, train on."""
+    """Run on every rank: train by hand, then with PyTorch, then rank 0 on its own."""
     make_repeatable()  # only because we compare runs
     device = device_for_sharding(device)
-    train_set, test_set = make_text()
-    torch.manual_seed(args.seed)  # the same first weights on every rank
-    model = Net().to(device)
-    shard(model, device)
-    # Made after sharding, because that replaces the parameters.
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    ranks = dist.get_world_size()
-    if args.resume:
-        load(model, optimizer)
-        losses = train("resumed", model, optimizer, train_set, 1, device, args)
-    else:
-        losses = train("FSDP", model, optimizer, train_set, 0, device, args)
-        save(model, optimizer)
-        more = train("FSDP", model, optimizer, train_set, 1, device, args)
-        notes = {"ranks": ranks, "batch": ranks * args.batch_size}
-        notes["losses"] = more.tolist()  # those that --resume must have, too
-        if dist.get_rank() == 0:
-            NOTES.write_text(json.dumps(vars(args) | notes))
-    held = held_in_memory("FSDP", model, optimizer, train_set, device, args)
-    accuracy = evaluate(model, test_set, device)
+    train_set, _ = make_text()
+    by_hand = train("by hand", ByHand, None, train_set, device, args)
+    sharded = train("fully_shard", by_pytorch, None, train_set, device, args)
+    alone = dist.new_group([0])
     if dist.get_rank() == 0:
-        print(f"test accuracy: {accuracy:.2%} of the next characters, on {device.type}")
-    if args.resume:
-        claim = f"{ranks} ranks go on where {args.ranks} stopped"
-        expected = torch.tensor(args.losses, device=device)
-        return prove_equal(losses, expected, claim, True)
-    return compare_with_ddp(losses, held, train_set, device, args)
+        whole = train("one process", None, alone, train_set, device, args)
+        return compare_all_three(by_hand, sharded, whole)
 
 
 # ---- Shared helpers, identical in every lesson
 
-CHECKPOINT = Path("runs", Path(__file__).stem, "checkpoint")
-NOTES = CHECKPOINT / "notes.json"  # written last: where it is, the rest is complete
 LENGTH = 64  # characters in a piece of text
 WIDTH = 64  # numbers per character inside the model
+HEAD = 16  # of these, numbers for each head of the attention
 LAYERS = 4
 ROUNDING = 1e-5  # adding up in a different order changes losses by less than this
+
+
+def compare_all_three(by_hand, sharded, whole):
+    """Compare losses with one process's, bytes with formulas. Print the proof."""
+    ranks = dist.get_world_size()
+    losses, (everything, *_), model = whole
+    part = everything // ranks
+    # A layer is the largest piece. places is whole as long as Net computes.
+    limit = part + held(model.layers[0].parameters()) + held(model.places.parameters())
+    formula = [part, part, 2 * part, limit, 3 * (ranks - 1) * part]
+    gap = max((run[0] - losses).abs().max().item() for run in (by_hand, sharded))
+    most = max(run[1][3] for run in (by_hand, sharded))
+    claim = f"{ranks} ranks: losses within {gap:.0e} of one process"
+    claim += f" (limit {ROUNDING:.0e}), parameters at most {most / 1e6:.3f} MB"
+    claim += f" (limit {limit / 1e6:.3f})"
+    return prove(claim, gap <= ROUNDING and by_hand[1] == sharded[1] == formula)
 
 
 def prove(claim, holds):
@@ -149,55 +178,45 @@ def prove(claim, holds):
     return 0 if holds else 1
 
 
-def compare_with_ddp(losses, held, train_set, device, args):
-    """Train the same model in DDP. Print the proof. Every rank must call this."""
-    torch.manual_seed(args.seed)
-    model = DistributedDataParallel(Net().to(device))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    expected = train("DDP", model, optimizer, train_set, 0, device, args)
-    share = held / held_in_memory("DDP", model, optimizer, train_set, device, args)
-    ranks = dist.get_world_size()
-    limit = 1 / ranks + 0.05  # a part of a parameter may end in padding
-    parts = f"{ranks} ranks: parameters, gradients, Adam's states {share:.2f} of DDP's"
-    return prove_equal(losses, expected, f"{parts} (limit {limit:.2f})", share <= limit)
-
-
-def prove_equal(losses, expected, claim, holds):
-    """Print the proof, on rank 0: a claim, and that the losses are those expected."""
-    gap = (losses - expected)[:8].abs().max().item()  # later, rounding adds up
-    if dist.get_rank() == 0:
-        gaps = f"losses within {gap:.0e} (limit {ROUNDING:.0e})"
-        return prove(f"{claim}, {gaps}", holds and gap <= ROUNDING)
-
-
-def held_in_memory(name, model, optimizer, train_set, device, args):
-    """Print and return the megabytes that a rank holds. Every rank must call this."""
-    parameters = list(model.parameters())
-    inside = []
-
-    def note(layer, inputs):
-        # In a layer's turn its parameters are whole. The rank's own parts stay, too.
-        inside.append(megabytes(parameters + list(model.parameters())))
-
-    plain = model.module if name == "DDP" else model
-    plain.layers[0].register_forward_pre_hook(note)
-    train_one_epoch(model, [train_set[: args.batch_size]], optimizer, device)
-    gradients = megabytes([parameter.grad for parameter in parameters])
+def count_bytes(name, meter, optimizer, train_set, device):
+    """Take one more step. Print and return the bytes that this rank holds and sends."""
+    parts = meter.parts = optimizer.param_groups[0]["params"]
+    with meter:
+        train_steps(meter.model, [train_set[:4]], optimizer, device)
     states = [x for state in optimizer.state.values() for x in state.values()]
-    held = [megabytes(parameters), gradients, megabytes(states)]
+    kept = [parts, [x.grad for x in parts], [x for x in states if x.dim()]]
+    counted = [held(kind) for kind in kept] + [meter.most, meter.sent]
     if dist.get_rank() == 0:
-        parts = f"parameters {held[0]:.2f}, gradients {held[1]:.2f}"
-        parts += f", Adam's states {held[2]:.2f}"
-        print(f"{name}, MB a rank: {parts}; inside a layer parameters {inside[0]:.2f}")
-    return sum(held)
+        row = "parameters {:.3f}, gradients {:.3f}, Adam's states {:.3f}; "
+        row += "parameters at most {:.3f}; sent in a step {:.3f}"
+        print(f"{name}, MB a rank:", row.format(*[x / 1e6 for x in counted]))
+    return counted
 
 
-def megabytes(tensors):
-    """Return how much of these tensors this rank holds, padding included."""
+class Meter(TorchDispatchMode):
+    """Looks after every operation what the parameters take, and what was sent."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = []
+        self.most = 0  # bytes of parameters, and of their parts, at one time
+        self.sent = 0  # bytes to other ranks: a collective's whole less its part
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        self.most = max(self.most, held([*self.parts, *self.model.parameters()]))
+        if operation.name().endswith("_base_"):  # all-gather and reduce-scatter
+            self.sent += abs(args[0].nbytes - args[1].nbytes)
+        return result
+
+
+@torch.no_grad()
+def held(tensors):
+    """Return how many bytes this rank holds of tensors, padding included."""
     parts = [x.to_local() if isinstance(x, DTensor) else x for x in tensors]
-    storages = [part.untyped_storage() for part in parts]
+    storages = [part.untyped_storage() for part in parts if not part.is_meta]
     sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
-    return sum(sizes.values()) / 1e6  # what several tensors share counts once
+    return sum(sizes.values())  # what several tensors share counts once
 
 
 def device_for_sharding(device):
@@ -225,13 +244,34 @@ def make_text():
     return [TensorDataset(part[:, :-1], part[:, 1:]) for part in parts]
 
 
-@torch.no_grad()
-def evaluate(model, test_set, device):
-    """Return the share of next characters guessed right. Every rank must call this."""
-    model.eval()
-    text, targets = test_set[:]
-    guesses = model(text.to(device)).argmax(dim=1)
-    return (guesses == targets.flatten().to(device)).float().mean().item()
+class Layer(nn.Module):
+    """One layer of a transformer: float32 [N, LENGTH, WIDTH] to the same shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(WIDTH)
+        self.query = nn.Linear(WIDTH, WIDTH)
+        self.key = nn.Linear(WIDTH, WIDTH)
+        self.value = nn.Linear(WIDTH, WIDTH)
+        self.mix = nn.Linear(WIDTH, WIDTH)  # the heads
+        self.norm2 = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        y = self.norm1(x)
+        query = heads(self.query(y))
+        key = heads(self.key(y))
+        value = heads(self.value(y))
+        # Causal: no character may see those after it, which the model must guess.
+        y = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.mix(y.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+def heads(x):
+    """Return x [N, LENGTH, some * HEAD] as one row a head: [N, some, LENGTH, HEAD]."""
+    return x.unflatten(2, (-1, HEAD)).transpose(1, 2)
 
 
 class Net(nn.Module):
@@ -241,19 +281,13 @@ class Net(nn.Module):
         super().__init__()
         self.codes = nn.Embedding(128, WIDTH)
         self.places = nn.Embedding(LENGTH, WIDTH)
-        options = {"dropout": 0, "batch_first": True, "norm_first": True}
-        self.layers = nn.ModuleList()
-        for _ in range(LAYERS):
-            layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, **options)
-            self.layers.append(layer)
+        self.layers = nn.ModuleList([Layer() for _ in range(LAYERS)])
         self.scores = nn.Linear(WIDTH, 128)
 
     def forward(self, text):
         x = self.codes(text) + self.places.weight
-        # No character may see those after it: they are what the model must guess.
-        mask = nn.Transformer.generate_square_subsequent_mask(LENGTH, device=x.device)
         for layer in self.layers:
-            x = layer(x, mask, is_causal=True)
+            x = layer(x)
         return self.scores(x.flatten(0, 1))
 
 
@@ -305,24 +339,17 @@ def parse_args():
     add = parser.add_argument
     if os.environ.get("LOCAL_RANK", "0") != "0":  # one rank a node says what is wrong
         parser.error = lambda message: sys.exit(2)
-    add("--batch-size", type=int, default=8, help="per process (8)")
+    add("--batch-size", type=int, default=32, help="of all ranks together (32)")
     add("--lr", type=float, default=0.003, help="learning rate (0.003)")
     add("--seed", type=int, default=0, help="for weights and order (0)")
-    add("--max-steps", type=int, help="end each epoch after so many steps")
-    add("--resume", action="store_true", help="only go on from the checkpoint")
+    add("--max-steps", type=int, help="end after so many steps")
     args = parser.parse_args()
-    if args.batch_size < 1:
-        parser.error("the batch size must be at least 1")
     if "RANK" not in os.environ:
         parser.error("start this lesson with scripts/multinode_setup_and_run.sh")
-    if args.resume:
-        if not NOTES.exists():
-            parser.error("no checkpoint: run the lesson without --resume first")
-        vars(args).update(json.loads(NOTES.read_text()), resume=True)  # as it was then
-        ranks = int(os.environ["WORLD_SIZE"])
-        if args.batch % ranks:
-            parser.error(f"{ranks} ranks cannot share {args.batch} pieces evenly")
-        args.batch_size = args.batch // ranks
+    ranks = int(os.environ["WORLD_SIZE"])
+    if args.batch_size < 1 or args.batch_size % ranks or WIDTH % ranks:
+        shares = f"{args.batch_size} pieces of text and {WIDTH} rows"
+        parser.error(f"{ranks} ranks cannot share {shares} evenly")
     return args
 
 

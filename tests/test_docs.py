@@ -140,8 +140,6 @@ SECTIONS = [
     "Exercises",
     "Further reading",
 ]
-# The page that still has the old order
-OLD_ORDER = {"17"}
 
 
 @by_lesson
@@ -149,13 +147,13 @@ def test_a_lesson_has_its_places(name):
     text = read(PAGE_OF[name])
     assert re.search(r"^\*\*[^*]+\?\*\*$", text.partition("\n## ")[0], re.M), "no question"
     sections = re.findall(r"^## (.*)$", text, re.M)
-    if name not in OLD_ORDER:
-        assert sections == [x for x in SECTIONS if x != "In your own script" or x in sections]
+    assert sections == [x for x in SECTIONS if x != "In your own script" or x in sections]
     blocks = {(kind, *words.split()[:1]) for _, kind, words, *_ in BLOCK.findall(text)}
     assert {("head", name), ("output", name), ("exercises", name), ("foot", name)} <= blocks
     assert text.count("<details><summary>Answer</summary>") == 3
-    deck = page_of(name, COURSE.pages)["day"]
-    assert f"<!-- begin here {name} -->" in read(f"slides/{deck}.md")
+    page = page_of(name, COURSE.pages)
+    if page["taught"]:
+        assert f"<!-- begin here {name} -->" in read(f"slides/{page['day']}.md")
 
 
 def test_each_script_is_in_the_list_and_each_lesson_in_a_timetable():
@@ -169,11 +167,23 @@ def test_each_script_is_in_the_list_and_each_lesson_in_a_timetable():
 # The contract of the lessons
 
 ABOVE = {"day1": 109, "day2": 154}  # lines above the dividing line, at most
-WHOLE = {"0": 70, "1": 176, "6": 255, "9": 178, "10": 233, "11": 368, "12": 360, "13": 576, "19": 362, "20": 357}
+WHOLE = {
+    "0": 70,
+    "1": 176,
+    "6": 255,
+    "9": 178,
+    "10": 233,
+    "11": 368,
+    "12": 360,
+    "13": 588,
+    "17": 357,
+    "19": 362,
+    "20": 357,
+}
 WHOLE_OF_DAY = {"day1": 292, "day2": 350}  # and of the others, whole
 FIELDS = ["Builds on", "New here", "Run", "Look for", "Try next"]
 # Functions that may have more forms. Lesson 4's own loop sends: rank 0 cannot use it alone.
-FORMS = {"evaluate": 3, "Net": 5, "gap_to_one_process": 2}
+FORMS = {"evaluate": 2, "Net": 5, "gap_to_one_process": 2}
 
 
 @by_lesson

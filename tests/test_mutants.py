@@ -26,6 +26,8 @@ WRAP = "ddp_model = DistributedDataParallel(model)"
 NO_SUM = Mutant(SUM, "", r"every rank holds 0, 1; the sum 0\+1 is 1: WRONG")
 APART = r"losses within \de(-0[1-4]|\+\d\d) of {} \(limit 1e-05\)"
 FROM_ONE = APART.format("one process")
+# Lesson 17: a part, a layer and places would be 0.657 MB.
+AT_MOST_ALL = r"parameters at most 1\.\d+ MB \(limit 0\.657\): WRONG"
 FROM_MEMORY = APART.format("those from memory")
 HELD = r"idle \d+\.\d% of slots, at most {} micro-batches held, .*, NOT as the formulas say: WRONG$"
 ONCE = r"^=> {} of 60,000 images once an epoch \(limit 640\), .*: WRONG$"
@@ -129,12 +131,14 @@ MUTANTS = {
         )
     ],
     "17": [
-        Mutant(
-            "    shard(model, device)\n",
-            "",
-            r"states 1\.00 of DDP's \(limit 0\.55\), .*: WRONG$",
-            "--max-steps 2",
-        )
+        # Nothing is freed after the forward pass.
+        Mutant("reshard_after_forward=True", "reshard_after_forward=False", AT_MOST_ALL),
+        Mutant("piece.register_forward_hook(self.free)", "pass", AT_MOST_ALL),
+        # The sum of the gradients, not the mean; and a different model on each rank.
+        Mutant("            self.part.grad /= dist.get_world_size()\n", "", FROM_ONE),
+        Mutant("torch.manual_seed(seed)", "torch.manual_seed(seed + dist.get_rank())", FROM_ONE),
+        # The whole model on every rank before it is divided.
+        Mutant('torch.device("meta")', "device", AT_MOST_ALL),
     ],
     "18": [
         Mutant(

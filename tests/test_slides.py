@@ -12,7 +12,6 @@ from helpers import ROOT, cannot, copy_tree, need, need_browser, open_in_browser
 
 SLIDES = ROOT / "slides"
 DAYS = {day["id"]: day for day in read_days()}
-AT_HOME = {"create_ratings", "Lesson 14", "Exercise of lesson 14", "Lesson 15"}  # in no timetable
 
 
 def slides_of(deck):
@@ -30,9 +29,8 @@ def test_the_slides_are_those_of_the_timetable(deck):
             part = header[1]
         notes = re.search(r"^<!--\n(\d+) min\b.*?-->", slide, re.M | re.S)
         assert notes, f"{deck}: slide {number} has no notes that begin with its minutes"
-        if part not in AT_HOME:
-            minutes[part] += int(notes[1])
-            exercises += re.findall(r"<!-- begin exercise (\S+) -->", slide)
+        minutes[part] += int(notes[1])
+        exercises += re.findall(r"<!-- begin exercise (\S+) -->", slide)
     planned = Counter()
     for _, number, title, *_ in parts_of(DAYS[deck], read_pages()):
         planned[title] += number

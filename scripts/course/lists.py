@@ -46,8 +46,8 @@ def read_pages():
     """Return the lessons and the other pages of the course, in the order in which they are read.
 
     All have the keys file (of the page), idea and day: where they are taught, day1, day2 or beyond.
-    They have minutes if they are taught in class. A lesson also has its other keys of course.toml,
-    and script.
+    They have minutes if they are planned for a class, and taught says whether they are in a
+    timetable. A lesson also has its other keys of course.toml, and script.
     """
     others = tomllib.loads((SCRIPTS / "course.toml").read_text())["page"]
     pages = []
@@ -58,7 +58,9 @@ def read_pages():
         pages.append({**lesson, "script": script, "file": page})
     taught = {part.get("page"): day["id"] for day in read_days() for part in day["parts"]}
     for page in pages:
-        page["day"] = taught.get(page.get("id", page["file"]), "beyond")
+        name = page.get("id", page["file"])
+        page["day"] = taught.get(name, "beyond")
+        page["taught"] = name in taught
     return pages
 
 

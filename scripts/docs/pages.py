@@ -58,8 +58,9 @@ def head(course, here, name):
     if "script" in page:
         script = Path(page["script"]).name
         words.append(f"script [{script}]({script})")
-    deck = f"{page['day']}.pdf"
-    words.append(f"slides [{deck}](../slides/{deck})")
+    if page["taught"]:
+        deck = f"{page['day']}.pdf"
+        words.append(f"slides [{deck}](../slides/{deck})")
     return f"{links}\n{' · '.join(words)}\n"
 
 

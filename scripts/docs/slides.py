@@ -69,7 +69,7 @@ def answer(course, page, source, sentence, *patterns):
 
 def here(course, page, name):
     """Return the strip with the parts of a deck as marp's footer; the one of this name is bold."""
-    named = {x.get("id") or Path(x["file"]).stem: x for x in course.pages if "topic" in x}
+    named = {x.get("id") or Path(x["file"]).stem: x for x in course.pages if x["taught"]}
     words = []
     for other, x in named.items():
         if x["day"] == named[name]["day"]:

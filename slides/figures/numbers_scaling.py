@@ -25,7 +25,7 @@ from sources import take_nodes, take_shares, take_slots, take_ways
 
 
 def sharded_measured():
-    """What lesson 17 counted: MB that a rank holds, with DDP and with FSDP on N ranks."""
+    """What lesson 17 counted: MB that a rank holds, one process and N ranks with FSDP."""
     data = take_shares()
     axes = plot(4.7)
     axes.set_position((0.2, 0.16, 0.77, 0.7))

@@ -86,9 +86,9 @@ def take_ways():
 
 
 def take_shares():
-    """Return what lesson 17 counted, in MB: {name: parameters, gradients, states, inside}."""
+    """Return what lesson 17 counted, in MB: {name: parameters, gradients, states, at most}."""
     rows = table(page_of("17"), "| | parameters |")
-    return {name: [float(x) for x in numbers] for name, *numbers in rows}
+    return {name: [float(x) for x in numbers[:4]] for name, *numbers in rows}
 
 
 def take_nodes():

@@ -4,6 +4,7 @@ import pytest
 from faults import IMPATIENT, local, nine_images, refused
 from helpers import ALONE
 from mutants import write_mutant
+from torch.distributed.fsdp import FSDPModule
 
 
 def test_a_loss_that_is_not_finite_stops_all_ranks(tmp_path):
@@ -31,6 +32,28 @@ def test_a_rank_has_a_batch_less(tmp_path):
         "in which collective.",
     )
     assert "=> " not in output
+
+
+@pytest.mark.full
+def test_rank_0_alone_calls_a_sharded_model(tmp_path):
+    """To test it, say: every call gathers parameters from all ranks."""
+    if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
+        pytest.skip("this torch cannot shard on CPUs")
+    line = "    alone = dist.new_group([0])\n"
+    call = "    if dist.get_rank() == 0:\n        sharded[-1](train_set[:4][0])\n"
+    file = write_mutant(tmp_path, "17", (line, call + line))
+    job = local("2", file, "--max-steps", 2, cwd=tmp_path, env=IMPATIENT)
+    job.until("fully_shard: loss")
+    says = r"^The first to fail: rank \d on imitated node \d ended with .*"
+    do = "Let every rank call a sharded model, also to test it."
+    output = job.check("rank 0 alone calls a sharded model (`DIST_TIMEOUT=6`)", says, do)
+    assert "=> " not in output
+
+
+def test_three_ranks_cannot_share_lesson_17(tmp_path):
+    says = r"17_\S+: error: 3 ranks cannot share 32 pieces of text and 64 rows evenly$"
+    env = ALONE | {"WORLD_SIZE": "3"}
+    refused("lesson 17: 3 ranks", says, "1, 2 or 4 ranks.", "17", env=env)
 
 
 @pytest.mark.parametrize("ranks", ["1", "8"])
