@@ -50,7 +50,7 @@ def refused(*arguments, cwd, ranks=2):
 
 def compared(output):
     """Return how many losses were compared, and the largest difference."""
-    found = re.match(r"=> losses of 10 steps within .*, of (\d+) within (\S+): ", proof_of(output))
+    found = re.match(r"=> losses of \d+ steps within .*, of (\d+) within (\S+): ", proof_of(output))
     return int(found[1]), float(found[2])
 
 
