@@ -167,16 +167,15 @@ def column_row():
     say(axes, 6.05, 5.52, "y", SIZE)
     for x, rank in ((2.57, 0), (3.72, 1), (5.47, 0), (6.62, 1)):
         say(axes, x, 4.7, f"rank {rank}", SMALL, "white")
-    arrow(axes, (6.05, 4.02), (6.05, 3.42), GREY)
-    say(axes, 5.9, 3.72, "no message: what a rank has is what it needs", SMALL, GREY, "right")
-    say(axes, 0.1, 3.2, "row-wise: a part of every output", SIZE, ha="left", weight="bold")
+    say(axes, 7.2, 3.86, "no message: the y that a rank has is the y that it needs", SMALL, GREY, "right")
+    say(axes, 0.1, 3.4, "row-wise: a part of every output", SIZE, ha="left", weight="bold")
     for x, rank in ((0.1, 0), (0.95, 1)):
         matrix(x, 1.45, 0.85, 1.2, f"rank {rank}", RANKS[rank])
     say(axes, 0.95, 2.85, "y", SIZE)
     say(axes, 2.03, 2.05, "×", 26)
     for y, color, rank in ((2.05, blue, 0), (1.2, orange, 1)):
         matrix(2.25, y, 1.2, 0.85, f"rank {rank}", color)
-    say(axes, 3.62, 2.85, "down", SIZE, ha="left")
+    say(axes, 2.85, 3.07, "down", SIZE)
     say(axes, 3.68, 2.05, "=", 26)
     matrix(3.9, 1.45, 1.2, 1.2, "rank 0", blue)
     say(axes, 5.3, 2.05, "+", 26)
@@ -184,7 +183,7 @@ def column_row():
     bracket(axes, 3.9, 6.7, 1.25, -0.1)
     arrow(axes, (5.3, 1.22), (5.3, 0.85), SENT, lw=3)
     box(axes, 3.4, 0.25, 3.8, 0.58, "all_reduce: the sum, on both", SEND)
-    say(axes, 0.1, 0.54, "then the bias, once", SMALL, GREY, "left")
+    say(axes, 3.25, 0.54, "then add the bias, once", SMALL, GREY, "right")
     return axes
 
 
@@ -196,7 +195,7 @@ def mesh():
         say(axes, 0.1, y + 0.72, f"node {row}\n(data {row})", SMALL, GREY, "left")
         for column, x in ((0, 1.75), (1, 4.55)):
             rank = 2 * row + column
-            label = f"rank {rank}\n{('left', 'right')[column]} half"
+            label = f"rank {rank}\n{('first', 'second')[column]} half"
             box(axes, x, y + 0.25, 1.7, 0.95, label, RANKS[column])
         arrow(axes, (3.5, y + 0.72), (4.5, y + 0.72), SENT, "<|-|>", lw=5)
     for column, x in ((0, 2.6), (1, 5.4)):
