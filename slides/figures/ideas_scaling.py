@@ -167,7 +167,8 @@ def column_row():
     say(axes, 6.05, 5.52, "y", SIZE)
     for x, rank in ((2.57, 0), (3.72, 1), (5.47, 0), (6.62, 1)):
         say(axes, x, 4.7, f"rank {rank}", SMALL, "white")
-    say(axes, 7.2, 3.86, "no message: the y that a rank has is the y that it needs", SMALL, GREY, "right")
+    words = "no message: the y that a rank has is the y that it needs"
+    say(axes, 7.2, 3.86, words, SMALL, GREY, "right")
     say(axes, 0.1, 3.4, "row-wise: a part of every output", SIZE, ha="left", weight="bold")
     for x, rank in ((0.1, 0), (0.95, 1)):
         matrix(x, 1.45, 0.85, 1.2, f"rank {rank}", RANKS[rank])
