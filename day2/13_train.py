@@ -9,7 +9,8 @@ Try next:  kill -9 a rank, then the same command; --compare with another run's f
 
 # Started by python, torchrun, srun or sbatch: 13_train.py [EPOCHS [SAVE_EVERY]]. Yours
 # are the first three functions. If you change only these, the rest still holds: one
-# seed gives one training, on one process or many, interrupted or not.
+# seed gives one training, interrupted or not, and on many processes it is that of one,
+# but for rounding, dropout (it differs on each rank) and BatchNorm (it sees less).
 
 import argparse
 import fcntl
@@ -233,9 +234,9 @@ class Trainer:
         *losses, stop = (sums / dist.get_world_size()).tolist()  # waits for the device
         self.losses = []
         self.results["loss"] = losses[-1]
-        parts = dist.get_world_size() * self.args.accumulate  # of each global batch
+        split = {"ranks": dist.get_world_size(), "accumulate": self.args.accumulate}
         for step, loss in enumerate(losses, start=self.step - len(losses) + 1):
-            self.write(step, {"loss": loss, "parts": parts})
+            self.write(step, {"loss": loss, **split})
         rate = self.optimizer.param_groups[0]["lr"]
         seconds = time.perf_counter() - self.begin
         speed = len(losses) * self.args.global_batch_size / seconds
@@ -245,8 +246,9 @@ class Trainer:
             f"step {self.step:,} of {self.steps:,}: loss {losses[-1]:.4f}, "
             f"rate {rate:.4f}, {speed:,.0f} samples/s, {memory:,.0f} MB"
         )
-        if not math.isfinite(sum(losses)):
-            raise Problem(f"step {self.step}: the loss is {losses[-1]}")
+        bad = [loss for loss in losses if not math.isfinite(loss)]
+        if bad:
+            raise Problem(f"before step {self.step} a loss was {bad[0]}")
         self.begin = time.perf_counter()
         return stop > 0
 
@@ -264,6 +266,7 @@ class Trainer:
         for batch, (images, labels) in zip(batches, loader):
             with self.autocast:
                 outputs = self.model(images.to(self.device))
+            outputs = outputs.float()  # bf16 would also round the counts below
             losses, correct = losses_and_correct(outputs, labels.to(self.device))
             real = (batch < count).to(self.device)  # the rest only makes the ranks even
             sums = [(losses * real).sum(), (correct & real).sum(), real.sum()]
@@ -297,7 +300,7 @@ class Trainer:
             unfinished.rename(folder)  # only now it counts
             Path(folder.parent, "latest").write_text(folder.name)
             for older in checkpoints(folder.parent)[2:]:
-                shutil.rmtree(older)
+                shutil.rmtree(older, ignore_errors=True)
         show(f"saved: {folder}")
 
     def resume(self):
@@ -423,7 +426,8 @@ def compare(args):
     gaps = [abs(own[step]["loss"] - other[step]["loss"]) for step in both]
     # Batches in other parts are rounded differently. Once that has switched one ReLU,
     # the difference grows, so only the first ten steps decide, and the rest is told.
-    same = all(own[step]["parts"] == other[step]["parts"] for step in both)
+    split = ("ranks", "accumulate")
+    same = all(own[step][x] == other[step][x] for step in both for x in split)
     judged = gaps if same else gaps[:10]
     gap = max(judged, default=math.inf)
     limit = 1e-5 if args.precision == "fp32" else 5e-3
@@ -462,8 +466,13 @@ def lock_folder(folder):
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):  # others: this disk has no locks
+        except (BlockingIOError, PermissionError):
             raise Problem(f"another job is training in {folder}") from None
+        except OSError:
+            show("this disk has no locks: start no second job in this folder")
+    dist.barrier()
+    if not (folder / "lock").exists():
+        raise Problem(f"rank {dist.get_rank()} cannot see rank 0's files in {folder}")
 
 
 def checkpoints(folder):
