@@ -56,7 +56,8 @@ def quick_and_full():
         runs.append((lesson_id, ranks, {}, pytest.mark.short))
         if lesson_id not in ONE_PROCESS:
             runs.append((lesson_id, 1, {}, full))
-            runs.append((lesson_id, 3, NO_CUDA, full))
+            if lesson_id != "17":  # it refuses 3: their parts would not be equal
+                runs.append((lesson_id, 3, NO_CUDA, full))
     runs.append(("4", 7, {}, full))  # 7 does not divide 60,000
     return [pytest.param(*run, marks=mark, id=f"{run[0]}-{run[1]}") for *run, mark in runs]
 
