@@ -30,7 +30,7 @@ def gpipe(stage, stages, micro_batches):
 
 def one_forward_one_backward(stage, stages, micro_batches):
     """Return what a stage does in a step: as soon as it can, one of each in turn."""
-    # So many forward passes fit in before the first gradient can come back.
+    # No further ahead than there are stages to come: more would have to be held.
     ahead = min(stages - 1 - stage, micro_batches)
     todo = [("forward", number) for number in range(ahead)]
     for number in range(micro_batches):
