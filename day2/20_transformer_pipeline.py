@@ -29,7 +29,7 @@ def gpipe(stage, stages, micro_batches):
 
 
 def one_forward_one_backward(stage, stages, micro_batches):
-    """Return what a stage does in a step: as soon as it can, one of each in turn."""
+    """Return what a stage does in a step: a few forward, then one of each in turn."""
     # No further ahead than there are stages to come: more would have to be held.
     ahead = min(stages - 1 - stage, micro_batches)
     todo = [("forward", number) for number in range(ahead)]
