@@ -211,6 +211,8 @@ def test_gloo_cannot_shard_on_gpus_that_ranks_share(tmp_path):
     env = ALONE | {"LOCAL_WORLD_SIZE": "2", "STANDIN_GPUS": "1", "CUDA_VISIBLE_DEVICES": "0"}
     env["PYTHONPATH"] = str(ROOT / "tests" / "gpu")
     status, output = run_lesson("13", "--shard", "--precision", "bf16", cwd=tmp_path, env=env)
+    if torch.__version__ < (2, 8):
+        pytest.skip("this torch cannot shard on CPUs")
     assert status == 1
     assert output.endswith("\ngloo cannot shard on GPUs: --shard needs one for each rank\n")
 
