@@ -50,8 +50,8 @@ def train(train_set, batch_size, epochs=2):
     torch.manual_seed(0)  # the same first weights on every rank
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.015, momentum=0.9)
-    # TODO 1: give each rank its own part of the images, with a sampler that all ranks
-    #         seed with 0.
+    # TODO 1: give each rank its own part of the images. Replace the sampler by one from
+    #         torch.utils.data that all ranks seed with 0.
     sampler = RandomSampler(train_set, generator=torch.Generator())
     loader = DataLoader(train_set, batch_size=batch_size, sampler=sampler)
     losses = []

@@ -54,7 +54,7 @@ def judge(seen):
     for rank, ((found, size, _, _), asked, devices) in enumerate(seen):
         text = f"rank {rank}: is rank {found} of {size} in its group"
         yield (found, size) == (rank, 4), f"{text} (right: {rank} of 4)"
-        text = f"rank {rank}: its local rank is {', '.join(map(str, asked)) or 'never used'}"
+        text = f"rank {rank}: its local rank is {', '.join(map(repr, asked)) or 'never used'}"
         yield asked == [rank % 2], f"{text} (right: {rank % 2})"
         right = [f"cuda:{rank % gpus}" if gpus else "cpu" for gpus in GPUS]
         text = f"local rank {rank} of nodes with {', '.join(map(str, GPUS))} GPUs: "
