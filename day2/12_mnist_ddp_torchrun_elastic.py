@@ -166,7 +166,7 @@ def prove(claim, holds):
 def finish(job, without_stop):
     """Save the model, print the proof. If it does not hold, keep the snapshots.
 
-    torchrun then starts the job again, and it must not train anew, without a stop.
+    torchrun then starts the job again, and it must not train again, without a stop.
     """
     torch.save(job.model.state_dict(), f"{FOLDER}/model.tmp")
     os.replace(f"{FOLDER}/model.tmp", f"{FOLDER}/model.pt")

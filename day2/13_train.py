@@ -94,7 +94,7 @@ def main(device, args):
     trainer = Trainer(device, args)
     trainer.resume()
     if trainer.step == trainer.steps:
-        show("this training has ended; to train anew, name another --checkpoint-dir")
+        show("this training has ended; for a new one, name another --checkpoint-dir")
     tested, right = trainer.evaluate()  # if this fails, you know before you train
     while trainer.step < trainer.steps:
         if trainer.train_epoch():  # told to stop: there may be no time for a test

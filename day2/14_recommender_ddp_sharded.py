@@ -57,7 +57,7 @@ class ShardStream(IterableDataset):
         for step in range(self.steps):
             parts = []
             for number in mine:
-                # Mapped: only these ratings are read. Mapped anew each time: what was
+                # Mapped: only these ratings are read. Mapped again each time: what was
                 # read counts as memory of this process until the map is gone.
                 ratings = np.load(self.files[number], mmap_mode="r")
                 place = (begins[number] + step) % self.steps

@@ -2,11 +2,12 @@
 
 Lesson:  10
 Kind:    fill in
-Task:    Lesson 6's training, for any number of nodes: whoever starts a rank sets five
+Task:    Lesson 6's training, for any number of nodes: the launcher sets five
          variables. As given nobody reads them, so each process is rank 0 of a job of
          its own, and all of them save. Complete start() (TODO 1 and 3), pick_device()
          (TODO 2) and save() (TODO 4). Then do without a launcher: start two ranks in
          two terminals, with the five variables before python and this file.
+         Run the check, too: without GPUs, this program says ok too early.
 Run:     scripts/multinode_setup_and_run.sh --local 2x2 day2/exercises/10.3_set_up.py
 Check:   python scripts/check.py 10.3
 """

@@ -1,4 +1,4 @@
-"""What something ran on, for whoever reads the numbers later."""
+"""What something ran on, for those who read the numbers later."""
 
 import os
 import platform
