@@ -21,14 +21,14 @@ import torch.multiprocessing as mp
 
 def run(rank, world_size):
     """Run as one of the processes: the same code in each, told apart by the rank."""
-    # Rank 0 listens at MASTER_ADDR and MASTER_PORT, and all wait until all are there.
-    limit = timedelta(seconds=60)  # for every wait; by default half an hour
+    # Rank 0 listens at MASTER_ADDR and MASTER_PORT, and each rank waits for all others.
+    limit = timedelta(seconds=60)  # for every wait; the default is half an hour
     dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=limit)
     value = torch.tensor(float(rank))
     # Every rank gives its value, and every rank gets the sum of all. It works in place.
     dist.all_reduce(value, op=dist.ReduceOp.SUM)
 
-    # Lines printed by several processes come in any order: rank 0 collects and prints.
+    # Lines of several processes arrive in any order, so rank 0 collects and prints.
     rows = [None] * world_size
     dist.all_gather_object(rows, (os.getpid(), value.item()))
     expected = sum(range(world_size))

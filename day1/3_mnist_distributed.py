@@ -184,7 +184,7 @@ def start(args):
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this node
     device, backend = choose_device(local_rank, ranks_here)
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
-    device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
+    device_id = None if backend == "gloo" else device  # with it, NCCL connects now
     os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")  # pytorch#153960
     dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     if dist.get_rank() == 0:
@@ -216,7 +216,7 @@ def launch(args):
     try:
         mp.start_processes(start_rank, (args,), args.processes, start_method=method)
     except mp.ProcessExitedException as error:
-        sys.exit(str(error))  # a rank was killed, or has said itself what is wrong
+        sys.exit(str(error))  # a rank was killed, or has printed what is wrong
 
 
 def parse_args():

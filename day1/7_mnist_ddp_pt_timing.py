@@ -93,7 +93,7 @@ def main(device, args):
     }
     waiting = dist.new_group(timeout=timedelta(hours=1))  # for waits that may take long
     results = {name: [] for name in settings}
-    for _ in range(args.rounds):  # a machine is not equally fast all the time
+    for _ in range(args.rounds):  # a machine's speed varies over time
         for name, (ranks, images, threads) in settings.items():
             dist.barrier(waiting)  # here the others wait while rank 0 trains alone
             torch.set_num_threads(threads)
@@ -131,14 +131,14 @@ def report_timing(settings, results):
     gains = {}
     for name, (ranks, batch_size, _) in settings.items():
         speeds = [speed for _, _, speed in results[name]]
-        # Divided within each round: if the machine was busy then, it was for both.
+        # Divided within each round: if the machine was busy then, it was busy for both.
         ratios = [speed / alone for speed, alone in zip(speeds, baseline)]
         gains[name] = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         speed = median(speeds)
         total = batch_size * ranks
         sizes = f"{batch_size:5} {total:6} {1000 * total / speed:7.1f}"
         print(f"{name:22} {sizes} {60_000 / speed:7.2f} {speed:8,.0f}  {gains[name]}")
-    # Strong scaling only divides the work: the losses must be those of one process.
+    # Strong scaling only divides the work, so the losses must equal one process's.
     _, expected, _ = results["one process"][0]
     _, losses, _ = results["strong scaling"][0]
     gap = (losses - expected)[:10].abs().max().item()  # later, rounding adds up
@@ -224,7 +224,7 @@ def start(args):
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this node
     device, backend = choose_device(local_rank, ranks_here)
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
-    device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
+    device_id = None if backend == "gloo" else device  # with it, NCCL connects now
     os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")  # pytorch#153960
     dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     if dist.get_rank() == 0:
@@ -256,7 +256,7 @@ def launch(args):
     try:
         mp.start_processes(start_rank, (args,), args.processes, start_method=method)
     except mp.ProcessExitedException as error:
-        sys.exit(str(error))  # a rank was killed, or has said itself what is wrong
+        sys.exit(str(error))  # a rank was killed, or has printed what is wrong
 
 
 def parse_args():

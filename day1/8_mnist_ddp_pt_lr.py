@@ -117,7 +117,7 @@ def smooth(losses, points=20):
 
 
 def report_run(name, batch_size, lr, losses, accuracy):
-    """Print what a run was and what it came to. batch_size: the global one."""
+    """Print the settings of a run and its results. batch_size: the global one."""
     setting = f"global batch {batch_size}, learning rate {lr:g}"
     result = f"mean loss {losses.mean():.4f}, test accuracy {accuracy:.2%}"
     print(f"{name}: {setting}, {result}")
@@ -215,7 +215,7 @@ def start(args):
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this node
     device, backend = choose_device(local_rank, ranks_here)
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
-    device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
+    device_id = None if backend == "gloo" else device  # with it, NCCL connects now
     os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")  # pytorch#153960
     dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     if dist.get_rank() == 0:
@@ -247,7 +247,7 @@ def launch(args):
     try:
         mp.start_processes(start_rank, (args,), args.processes, start_method=method)
     except mp.ProcessExitedException as error:
-        sys.exit(str(error))  # a rank was killed, or has said itself what is wrong
+        sys.exit(str(error))  # a rank was killed, or has printed what is wrong
 
 
 def parse_args():

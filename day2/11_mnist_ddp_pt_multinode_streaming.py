@@ -80,7 +80,7 @@ class ChunkStream(IterableDataset):
                 permutation = torch.randperm(len(labels), generator=generator)
                 for indices in permutation.split(self.batch_size):
                     rest = [(images[indices], labels[indices])]
-                    if len(indices) == self.batch_size:  # else: first read more
+                    if len(indices) == self.batch_size:  # otherwise read more first
                         yield rest.pop()
 
     def read(self, file, chunk):
@@ -170,7 +170,7 @@ def noted(batches, used):
 
 
 def digests(images, labels):
-    """Return for each image and its label 32 bytes that no others have."""
+    """Return 32 bytes for each image and its label, which only a copy shares."""
     both = zip(images.numpy(), labels.numpy())
     return [sha256(image.tobytes() + label.tobytes()).digest() for image, label in both]
 
@@ -214,7 +214,7 @@ def mean_distance(numbers):
 
 
 def images_of_epoch(args, world_size):
-    """Return how many images an epoch uses: each worker has as many batches."""
+    """Return how many images an epoch uses: the same number for each worker."""
     with h5py.File(args.file) as file:
         chunk_size = file["images"].chunks[0]
         chunks = len(file["images"]) // chunk_size
@@ -323,7 +323,7 @@ def start(args):
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this node
     device, backend = choose_device(local_rank, ranks_here)
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
-    device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
+    device_id = None if backend == "gloo" else device  # with it, NCCL connects now
     os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")  # pytorch#153960
     dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     if dist.get_rank() == 0:

@@ -146,8 +146,8 @@ def main(device, args):
             print("Stopped as told. The same command resumes from here.")
         return
     without_stop = train(train_set, device, args, snapshots=False)
-    if dist.get_rank() == 0:
-        return finish(job, without_stop)
+    status = finish(job, without_stop) if dist.get_rank() == 0 else None
+    return gather(status)[0]  # on all ranks: each node's torchrun must see the same end
 
 
 # ---- Shared helpers, identical in every lesson
@@ -171,13 +171,13 @@ def finish(job, without_stop):
     torch.save(job.model.state_dict(), f"{FOLDER}/model.tmp")
     os.replace(f"{FOLDER}/model.tmp", f"{FOLDER}/model.pt")
     once = (job.visits == job.epoch).sum().item()
-    # Each epoch may leave out fewer images than there are ranks.
+    # Each epoch may leave out images, but fewer than there are ranks.
     limit = len(job.visits) - job.epoch * (max(job.ranks) - 1)
     visits = f"images once an epoch: {once:,} of {len(job.visits):,} (limit {limit:,})"
     pairs = zip(job.model.parameters(), without_stop.model.parameters(), strict=True)
     same = all(torch.equal(one, other) for one, other in pairs)
     parameters = "as without a stop" if same else "DIFFERENT"
-    if len(set(job.ranks)) > 1:  # then the steps are others
+    if len(set(job.ranks)) > 1:  # then the steps differ
         parameters = f"not compared ({', '.join(map(str, job.ranks))} ranks)"
     holds = once >= limit and parameters != "DIFFERENT"
     if holds:
@@ -199,7 +199,7 @@ def save_snapshot(job, losses, args):
     first_start = len(job.ranks) == 1 and SNAPSHOT.exists()
     if rank == 0 and first_start and job.step >= args.crash_at_step:
         raise RuntimeError(f"rank 0 fails after step {job.step}, as told")
-    dist.all_reduce(losses)  # each rank knows those of its own images
+    dist.all_reduce(losses)  # each rank knows only its own
     loss = losses.mean().item() / dist.get_world_size()
     if not math.isfinite(loss):  # the same on all ranks
         sys.exit(1 if rank else "The loss is not finite. Take a smaller --lr.")
@@ -210,7 +210,7 @@ def save_snapshot(job, losses, args):
 
 
 def save(state, path):
-    """Write a snapshot and keep the one before. At any moment a whole one is there."""
+    """Write a snapshot and keep the one before. So a complete one always exists."""
     temporary = path.with_suffix(".tmp")
     try:
         torch.save(state, temporary)
@@ -219,7 +219,7 @@ def save(state, path):
         sys.exit(f"{temporary} could not be written. Is the disk full?")
     if path.exists():
         path.replace(path.with_suffix(".before"))
-    temporary.replace(path)  # nobody ever sees half a file under this name
+    temporary.replace(path)  # so this name never has half a file
 
 
 def resume(job):
@@ -232,8 +232,8 @@ def resume(job):
     if len(set(gather(job.step))) > 1:
         sys.exit(1 if rank else f"The ranks read different snapshots in {FOLDER}.")
     if state and state["arguments"] != job.arguments:
-        problem = f"{SNAPSHOT} is of a job with other arguments."
-        sys.exit(1 if rank else f"{problem} Repeat those, or delete the file.")
+        problem = f"{SNAPSHOT} is from a job with different arguments."
+        sys.exit(1 if rank else f"{problem} Use those, or delete the file.")
     if state and rank == 0:
         where = f"in epoch {job.epoch} after {job.seen:,} images"
         print(f"start {len(job.ranks)}: resumes {where}")
@@ -320,7 +320,7 @@ def start(args):
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this node
     device, backend = choose_device(local_rank, ranks_here)
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
-    device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
+    device_id = None if backend == "gloo" else device  # with it, NCCL connects now
     os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")  # pytorch#153960
     dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     if dist.get_rank() == 0:

@@ -9,8 +9,8 @@ Try next:  kill -9 a rank, then the same command; --compare with another run's f
 
 # Started by python, torchrun, srun or sbatch: 13_train.py [EPOCHS [SAVE_EVERY]]. Yours
 # are the first three functions. If you change only these, the rest still holds: one
-# seed gives one training, interrupted or not, and on many processes it is that of one,
-# but for rounding, dropout (it differs on each rank) and BatchNorm (it sees less).
+# seed gives one training, interrupted or not, on one process or on many, except for
+# rounding, dropout (it differs on each rank) and BatchNorm (it sees less).
 
 import argparse
 import fcntl
@@ -94,8 +94,8 @@ def main(device, args):
     trainer = Trainer(device, args)
     trainer.resume()
     if trainer.step == trainer.steps:
-        show("this training has ended; for a new one, name another --checkpoint-dir")
-    tested, right = trainer.evaluate()  # if this fails, you know before you train
+        show("this training has ended; for a new one, name a new --checkpoint-dir")
+    tested, right = trainer.evaluate()  # if this fails, you know it before you train
     while trainer.step < trainer.steps:
         if trainer.train_epoch():  # told to stop: there may be no time for a test
             trainer.save()
@@ -316,7 +316,7 @@ class Trainer:
             except dcp.CheckpointException as error:  # on all ranks
                 show(f"{path} cannot be read: {last_line(error)}")
         if found[0] and self.step == 0:
-            raise Problem(f"no checkpoint fits: name another folder than {folder}")
+            raise Problem(f"no checkpoint fits: name a folder other than {folder}")
         if dist.get_rank() == 0:
             self.metrics = open_log(folder / "metrics.jsonl", self.step)
             self.board = SummaryWriter(folder, purge_step=self.step + 1)
@@ -338,7 +338,7 @@ class Trainer:
         for name, begun in state["options"].items():
             if begun != self.options[name]:
                 other = f"{name} was {begun} where this training began"
-                raise Problem(f"{other}: keep it, or name another --checkpoint-dir")
+                raise Problem(f"{other}: keep it, or name a new --checkpoint-dir")
         dcp_state.set_model_state_dict(self.model, state["model"])
         momentum = state["optimizer"]
         dcp_state.set_optimizer_state_dict(self.model, self.optimizer, momentum)
@@ -357,7 +357,7 @@ FIXED += ["seed", "precision", "shard", "max_steps"]
 
 
 class Problem(Exception):
-    """What ends the training with one sentence instead of a traceback."""
+    """Stops the training with an error message instead of a traceback."""
 
 
 def last_line(error):
@@ -366,7 +366,7 @@ def last_line(error):
 
 
 class Seeded(Dataset):
-    """A data set whose random changes depend on seed, epoch and sample, nothing else.
+    """A data set whose random changes depend only on seed, epoch and sample.
 
     So they are the same on any rank, in any worker, and after a restart.
     """
@@ -402,7 +402,7 @@ def wrap(model, args):
 def averaging(model, on):
     """Return a context in which backward averages gradients over the ranks if on."""
     if not isinstance(model, DistributedDataParallel):
-        model.set_requires_gradient_sync(on)  # FSDP2's way to say it
+        model.set_requires_gradient_sync(on)  # FSDP2's name for it
     elif not on:
         return model.no_sync()
     return nullcontext()
@@ -522,7 +522,7 @@ def run(args):
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this node
     device, backend = choose_device(int(os.environ["LOCAL_RANK"]), ranks_here)
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 300)))
-    device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
+    device_id = None if backend == "gloo" else device  # with it, NCCL connects now
     os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")  # pytorch#153960
     dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     if args.precision == "auto":  # few CPUs can multiply in bf16, old GPUs imitate it
@@ -539,7 +539,7 @@ def run(args):
         status = main(device, args)
     except Exception as error:  # on this rank alone, or on all of them
         if dist.get_rank() != 0:
-            time.sleep(3)  # if on all, rank 0 says it, and its end is that of the job
+            time.sleep(3)  # if on all, rank 0 says it, and its end stops the job
         if isinstance(error, (Problem, OSError)):
             print(last_line(error), file=sys.stderr)
         else:
@@ -557,7 +557,7 @@ def parse_args():
     if os.environ["LOCAL_RANK"] != "0":  # one rank a node says what is wrong
         parser.error = lambda message: sys.exit(2)
     folder = os.environ.get("CHECKPOINT_DIR", f"runs/{Path(__file__).stem}")
-    add("epochs", nargs="?", type=int, default=2, help="in all (2)")
+    add("epochs", nargs="?", type=int, default=2, help="in total (2)")
     add("save_every", nargs="?", type=int, default=1, help="epochs (1)")
     add("--data", default="mnist", help="mnist, random, or a folder of images (mnist)")
     add("--model", choices=["net", "resnet18"], default="net", help="(net)")

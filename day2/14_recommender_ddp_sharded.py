@@ -51,7 +51,7 @@ class ShardStream(IterableDataset):
         count = len(self.files)
         order = torch.randperm(count, generator=generator).tolist()
         begins = torch.randint(self.steps, (count,), generator=generator).tolist()
-        # Files that are left over have their turn in another epoch.
+        # Files that are left over are used in a later epoch.
         first = dist.get_rank() * self.files_per_rank
         mine = order[first : first + self.files_per_rank]
         for step in range(self.steps):
@@ -116,7 +116,7 @@ def train(model, stream, device, args):
         begin = time.perf_counter()
         batches = islice(loader, args.max_steps)  # None: all
         epoch_losses = train_one_epoch(ddp_model, batches, optimizer, device)
-        dist.all_reduce(epoch_losses)  # each rank knows those of its own ratings
+        dist.all_reduce(epoch_losses)  # each rank knows only its own
         losses.append(epoch_losses / dist.get_world_size())
         ratings_seen = len(epoch_losses) * stream.global_batch_size
         loss = losses[-1].mean().item()  # waits for the device: only now read the clock
@@ -187,7 +187,7 @@ def movie_means(files, counts, movies, device):
     dist.all_reduce(sums)
     dist.all_reduce(numbers)
     mean = sums.sum() / numbers.sum()
-    # Few ratings say little: count 5 more of each movie, all as the mean.
+    # A few ratings say little, so we add 5 to each movie, all at the mean.
     return mean.item(), (sums - mean * numbers) / (numbers + 5)
 
 
@@ -242,8 +242,8 @@ class Net(nn.Module):
         super().__init__()
         self.mean = mean
         # A row for each user and each movie: factors, and a bias in the last column.
-        # Sparse: the gradient has only the rows that the batch has used. Else it would
-        # be as large as the table.
+        # Sparse: the gradient has only the rows that the batch has used. Otherwise it
+        # would be as large as the table.
         self.users = nn.Embedding(users, factors + 1, sparse=True)
         self.movies = nn.Embedding(len(movie_bias), factors + 1, sparse=True)
         with torch.no_grad():
@@ -280,7 +280,7 @@ def start(args):
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this node
     device, backend = choose_device(local_rank, ranks_here)
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
-    device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
+    device_id = None if backend == "gloo" else device  # with it, NCCL connects now
     os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")  # pytorch#153960
     dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     if dist.get_rank() == 0:

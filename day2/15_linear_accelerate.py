@@ -110,7 +110,7 @@ def main(args):
 # ---- Shared helpers, identical in every lesson
 
 FOLDER = f"runs/{Path(__file__).stem}"
-LINE = 0.02  # how far the numbers of the line may be from those of the points
+LINE = 0.02  # how far the line may be from 0.7 and 0.3
 ROUNDING = 1e-5  # adding up in a different order changes losses by less than this
 GLOBAL_BATCH = 500  # half of the points: two steps in an epoch
 

@@ -91,7 +91,7 @@ def train_one_epoch(model, loader, optimizer, outer, way, device):
     losses = []
     for step, (images, labels) in enumerate(loader, start=1):
         images, labels = images.to(device), labels.to(device)
-        send = step % accumulate == 0  # else the gradients stay, and the next are added
+        send = step % accumulate == 0  # otherwise they stay, and the next are added
         # Around forward too: there DDP decides whether backward will send.
         with nullcontext() if send else model.no_sync():
             loss = F.cross_entropy(model(images), labels)
@@ -109,7 +109,7 @@ def train(train_set, way, device, args):
     """Train a new model in one of WAYS. Return it, all losses and what it has sent."""
     torch.manual_seed(args.seed)  # the same first weights on every rank
     model = Net().to(device)
-    # ddp_model shares model's parameters, and has copied those of rank 0 to all ranks.
+    # ddp_model shares model's parameters, and has copied rank 0's to all ranks.
     # In backward it averages gradients, and sends some while others are still computed.
     # No device_ids: model and images are already on the device of this rank.
     ddp_model = make_ddp(model, way)
@@ -124,7 +124,7 @@ def train(train_set, way, device, args):
         losses = train_one_epoch(ddp_model, batches, optimizer, outer, way, device)
         if outer and len(losses) % outer.period != 0:
             outer.step()  # after the last steps alone
-    dist.all_reduce(losses)  # each rank knows those of its own images
+    dist.all_reduce(losses)  # each rank knows only its own
     return model, losses / dist.get_world_size(), traffic
 
 
@@ -186,8 +186,8 @@ def measure(device):
 def read_sent():
     """Return the bytes that all nodes have sent through the interface of the ranks.
 
-    Linux counts them. Those of all programs are in it, those of InfiniBand and NVLink
-    are not. Every rank must call this.
+    Linux counts them, for all programs together, but without InfiniBand and NVLink.
+    Every rank must call this.
     """
     backend = dist.get_backend().upper()
     name = os.environ.get(f"{backend}_SOCKET_IFNAME", "lo").lstrip("=")
@@ -229,7 +229,7 @@ def report_best(rows):
         as_well = row["loss"] / plain["loss"] - 1 <= LOSS
         if as_well and 0 < row["given"] < rows[best]["given"]:
             best = way
-    # Of the bytes given: what the network has counted may be other programs' as well.
+    # Of the bytes given, because the network also counts other programs' bytes.
     share = rows[best]["given"] / plain["given"]
     speed = rows[best]["speed"] / plain["speed"]
     loss = rows[best]["loss"] / plain["loss"] - 1
@@ -313,7 +313,7 @@ def start(args):
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this node
     device, backend = choose_device(local_rank, ranks_here)
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
-    device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
+    device_id = None if backend == "gloo" else device  # with it, NCCL connects now
     os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")  # pytorch#153960
     dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     if dist.get_rank() == 0:

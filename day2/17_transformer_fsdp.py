@@ -52,7 +52,7 @@ class ByHand:
         self.flat.untyped_storage().resize_(0)
 
     def scatter(self, *from_hook):
-        """After its last gradient, average them: each rank gets those of its part."""
+        """After its last gradient, average them: each rank gets its part's mean."""
         gradients = [parameter.grad for parameter in self.whole]
         if all(gradient is not None for gradient in gradients):
             self.free()
@@ -93,7 +93,7 @@ def build(divide, meter, device, seed):
             for module in piece.modules():
                 if hasattr(module, "reset_parameters"):
                     module.reset_parameters()
-            # Hooks run when a piece is called. places never is. So Net itself
+            # Hooks run when a piece is called, but places never is. So Net itself
             # is divided last, with all that no other piece has.
             called = model if piece is model.places else piece
             divided.append(divide(called) if divide else called)
@@ -127,7 +127,7 @@ def train(name, divide, group, train_set, device, args):
     sampler = DistributedSampler(train_set, ranks, dist.get_rank(group), seed=args.seed)
     loader = DataLoader(train_set, args.batch_size // ranks, sampler=sampler)
     losses = train_steps(model, islice(loader, args.max_steps), optimizer, device)
-    dist.all_reduce(losses, group=group)  # each rank knows those of its own text
+    dist.all_reduce(losses, group=group)  # each rank knows only its own
     losses /= ranks
     if dist.get_rank() == 0:
         print(f"{name}: loss {losses[-1].item():.4f} after {len(losses)} steps")
@@ -321,7 +321,7 @@ def start(args):
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this node
     device, backend = choose_device(local_rank, ranks_here)
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
-    device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
+    device_id = None if backend == "gloo" else device  # with it, NCCL connects now
     os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")  # pytorch#153960
     dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     if dist.get_rank() == 0:

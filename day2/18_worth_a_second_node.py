@@ -62,7 +62,7 @@ def step_ms(step):
     sent = 0.0
     for megabytes, moment in zip(step.sizes, full_at, strict=True):
         # A bucket is sent when it is full and those before it have been sent. What is
-        # sent while backward still computes is hidden: it costs no time of its own.
+        # sent while backward still computes is hidden: it costs no extra time.
         sent = max(sent, moment) + all_reduce_ms(megabytes, step.ranks, step.link)
     optimizer = end - end_of_backward
     return max(sent, end_of_backward) + optimizer
@@ -110,7 +110,7 @@ def measure_step(batch_size, link, group, device):
     times = torch.tensor(rows[WARM_UP:], device=device).median(dim=0).values
     dist.all_reduce(times, op=dist.ReduceOp.MAX, group=group)
     *times, measured = times.tolist()
-    # Each rank has trained on images of its own: if nothing was sent, weights differ.
+    # Each rank has trained on its own images: if nothing was sent, weights differ.
     weights = nn.utils.parameters_to_vector(silent[0].parameters()).detach().cpu()
     sums = [None] * dist.get_world_size(group)
     dist.all_gather_object(sums, weights.double().sum().item(), group=group)
@@ -320,7 +320,7 @@ def start(args):
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this node
     device, backend = choose_device(local_rank, ranks_here)
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
-    device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
+    device_id = None if backend == "gloo" else device  # with it, NCCL connects now
     os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")  # pytorch#153960
     dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     if dist.get_rank() == 0:

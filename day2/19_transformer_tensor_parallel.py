@@ -36,7 +36,7 @@ class Copy(torch.autograd.Function):
 
     @staticmethod
     def backward(context, gradient):
-        # x went through the columns of all ranks. This rank knows about its own only.
+        # x went through the columns of all ranks. This rank knows only about its own.
         return AddUp.apply(gradient, context.group), None
 
 
@@ -120,7 +120,7 @@ def train(name, split, train_set, mesh, device, args):
         split(model, mesh)
     # foreach would not take DTensors and other tensors together.
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, foreach=False)
-    # Ranks that share a layer need the same texts, so the sampler takes them as one.
+    # A tensor group needs the same texts, so the sampler takes its ranks as one.
     parts = mesh["data"].size() if mesh else 1
     part = mesh.get_local_rank("data") if mesh else 0
     sampler = DistributedSampler(train_set, parts, part, seed=args.seed)
@@ -141,7 +141,7 @@ def main(device, args):
     if dist.get_backend() == "gloo":  # on the CPU, too, where ranks share a GPU
         device = torch.device("cpu")
     train_set, _ = make_text()
-    # Neighboring ranks share a layer: they are on one node, where links are fast.
+    # Neighboring ranks are a tensor group: on one node, where links are fast.
     shape = (dist.get_world_size() // args.tensor, args.tensor)
     mesh = dist.init_device_mesh(device.type, shape, mesh_dim_names=("data", "tensor"))
     hand = train("by hand", split_by_hand, train_set, mesh, device, args)
@@ -157,7 +157,7 @@ LENGTH = 64  # characters in a piece of text
 WIDTH = 64  # numbers per character inside the model
 HEAD = 16  # of these, numbers for each head of the attention
 LAYERS = 4
-ROUNDING = 1e-5  # adding up in another order changes the first 20 losses by less
+ROUNDING = 1e-5  # a different order of adding changes the first 20 losses by less
 warnings.filterwarnings("ignore", "DTensor random")  # torch 2.6 about itself
 
 
@@ -180,7 +180,7 @@ def prove_split(runs, alone, mesh, args):
 
 
 def by_formula(data, tensor, batch_size):
-    """Return what a rank has and sends: its parameters, the bytes of each message."""
+    """Return a rank's parameters, and the bytes that it gives to each all_reduce."""
     split = 12 * WIDTH**2 + 7 * WIDTH  # of a layer: matrices, column-wise biases
     whole = 6 * WIDTH  # norms, row-wise biases
     rest = (128 + LENGTH + 128) * WIDTH + 128  # codes, places, scores
@@ -192,7 +192,7 @@ def by_formula(data, tensor, batch_size):
 
 
 class Messages(TorchDispatchMode):
-    """Note the bytes of each message."""
+    """Note how many bytes each message has. A ring of over 2 ranks sends more."""
 
     def __init__(self):
         super().__init__()
@@ -207,19 +207,19 @@ class Messages(TorchDispatchMode):
 
 
 def count(name, model, loss, speed, messages):
-    """Print and return what this rank has and sends in a step, as by_formula does."""
+    """Print and return what this rank has and gives in a step, as by_formula does."""
     parameters = sum(local(parameter).numel() for parameter in model.parameters())
     if dist.get_rank() == 0:
         print(f"{name}: loss {loss:.4f}, {speed:,.0f} characters/s")
         parts = [f"{n} x {size:,}" for size, n in Counter(messages.sizes).items()]
-        sent = " + ".join(parts) or 0
-        print(f"{name}: {parameters:,} parameters a rank, {sent} bytes sent in a step")
+        given = " + ".join(parts) or 0
+        print(f"{name}: {parameters:,} parameters a rank, {given} bytes to all_reduce")
     return [parameters, *messages.sizes]
 
 
 @torch.no_grad()
 def average(tensors, mesh):
-    """Average in place over the ranks that have the same layers, but other texts."""
+    """Average in place over the data group: the same parts, but different texts."""
     if mesh and mesh["data"].size() > 1:
         flat = nn.utils.parameters_to_vector(tensors)
         dist.all_reduce(flat, group=mesh.get_group("data"))
@@ -321,7 +321,7 @@ def start(args):
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this node
     device, backend = choose_device(local_rank, ranks_here)
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
-    device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
+    device_id = None if backend == "gloo" else device  # with it, NCCL connects now
     os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")  # pytorch#153960
     dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     if dist.get_rank() == 0:
@@ -339,7 +339,7 @@ def parse_args():
     add = parser.add_argument
     if os.environ.get("LOCAL_RANK", "0") != "0":  # one rank a node says what is wrong
         parser.error = lambda message: sys.exit(2)
-    add("--tensor", type=int, help="ranks that share a layer (2; 1 if ranks are odd)")
+    add("--tensor", type=int, help="ranks of a tensor group (2; 1 if ranks are odd)")
     add("--batch-size", type=int, default=32, help="of all ranks (32)")
     add("--lr", type=float, default=0.003, help="learning rate (0.003)")
     add("--seed", type=int, default=0, help="for weights and order (0)")

@@ -56,7 +56,7 @@ class Stage(nn.Module):
             self.places = nn.Embedding(LENGTH, WIDTH)
         self.layers = nn.ModuleList()
         for number in range(LAYERS * stage // stages, LAYERS * (stage + 1) // stages):
-            # With a seed of its own, a layer begins with the same weights on any rank.
+            # Each layer has its own seed, so it has the same first weights on any rank.
             torch.manual_seed(seed + 1 + number)
             self.layers.append(Layer())
         if self.last:
@@ -92,13 +92,13 @@ def train_step(model, todo, text, targets, groups):
                 y = F.cross_entropy(y, targets[number].flatten()) / micro_batches
                 loss += y.detach()
             else:
-                # isend does not wait: this neighbor may be sending to us just now.
+                # isend does not wait: this neighbor may be sending to us right now.
                 sent.append((dist.isend(y.detach(), rank + 1, down), y.nbytes))
             held[number] = x, y, size
         else:
             x, y, size = held.pop(number)
             gradient = None if model.last else receive(rank + 1, up, texts[number])
-            y.backward(gradient)  # adds to the parameters' gradients, makes that of x
+            y.backward(gradient)  # adds to the parameters' gradients, makes x's
             if not model.first:
                 sent.append((dist.isend(x.grad, rank - 1, up), x.nbytes))
         log.append((what, number, [size for _, _, size in held.values()]))
@@ -317,7 +317,7 @@ def start(args):
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this node
     device, backend = choose_device(local_rank, ranks_here)
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
-    device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
+    device_id = None if backend == "gloo" else device  # with it, NCCL connects now
     os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")  # pytorch#153960
     dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     if dist.get_rank() == 0:

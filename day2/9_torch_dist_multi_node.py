@@ -44,7 +44,7 @@ def time_all_reduce(numbers, device, rounds, group):
 def make_groups():
     """Return two groups: of the ranks of this node, and of one rank of every node.
 
-    And the number of nodes. Every rank must make all groups, also those without it.
+    And the number of nodes. Every rank must make all groups, even those it isn't in.
     """
     # The ranks of a node follow each other, so all of them find the same first one.
     firsts = gather(dist.get_rank() - int(os.environ["LOCAL_RANK"]))
@@ -65,7 +65,7 @@ def main(device, args):
     # Every rank gives its value, and every rank gets the sum of all. It works in place.
     dist.all_reduce(value, op=dist.ReduceOp.SUM)
     place = f"{socket.gethostname()}, local rank {os.environ['LOCAL_RANK']}, {device}"
-    # Lines printed by several processes come in any order: rank 0 collects and prints.
+    # Lines of several processes arrive in any order, so rank 0 collects and prints.
     rows = gather((place, value.item()))
     if rank == 0:
         for r, (place, after) in enumerate(rows):
@@ -93,7 +93,7 @@ def start(args):
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this node
     device, backend = choose_device(local_rank, ranks_here)
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
-    device_id = None if backend == "gloo" else device  # with it, NCCL connects at once
+    device_id = None if backend == "gloo" else device  # with it, NCCL connects now
     os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")  # pytorch#153960
     dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     if dist.get_rank() == 0:

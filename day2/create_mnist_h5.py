@@ -51,7 +51,7 @@ def write_images(file, train_set, test_set, args):
 def main(args):
     """Load, write, read again, report."""
     if args.file.exists() and not args.force:
-        sys.exit(f"{args.file} is there already. To write it again: --force")
+        sys.exit(f"{args.file} already exists. To write it again: --force")
     train_set, test_set = load_dataset(args.dataset)
     with safe_file(args.file) as file:
         write_images(file, train_set, test_set, args)
@@ -92,14 +92,14 @@ def read_again(file, train_set):
 
 @contextmanager
 def safe_file(path):
-    """Open a new HDF5 file, which has another name until it is complete.
+    """Open a new HDF5 file, which has a temporary name until it is complete.
 
-    So nobody ever opens one that is half written, and an older file stays until then.
+    So nobody ever opens a half-written file, and an older file stays until then.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
 
     def stop(number, frame):
-        """End at once: h5py sometimes loses an exception, so raise none."""
+        """Exit immediately: h5py sometimes loses an exception, so raise none."""
         temporary.unlink(missing_ok=True)
         os._exit(1)
 
@@ -140,7 +140,7 @@ def load_dataset(name):
     except Exception as error:
         sys.exit(f"torchvision could not give the data set {name}: {error}")
     if images.shape[1:] != (28, 28) or images.dtype != torch.uint8:
-        sys.exit(f"{name} has images of another shape than 28 x 28, or in colour.")
+        sys.exit(f"{name} has images of a shape other than 28 x 28, or in colour.")
     return sets
 
 

@@ -59,7 +59,7 @@ def write(folder, parts, args):
 def main(args):
     """Generate or read, write, read again, report."""
     if args.folder.exists() and not args.force:
-        sys.exit(f"{args.folder} is there already. To write it again: --force")
+        sys.exit(f"{args.folder} already exists. To write it again: --force")
     parts = read_csv(args.csv) if args.csv else generate(args.copies, args.seed)
     with safe_folder(args.folder) as folder:
         sizes, written = write(folder, parts, args)
@@ -100,15 +100,15 @@ def sums_of(ratings):
 
 @contextmanager
 def safe_folder(folder):
-    """Make a new folder, which has another name until all is written into it.
+    """Make a new folder, which has a temporary name until it is complete.
 
-    So nobody ever reads one that is half written, and an older one stays until then.
+    So nobody ever reads a half-written folder, and an older one stays until then.
     """
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         temporary.mkdir(parents=True)
         yield temporary
-        # Remove what an earlier run has written. If anything else is there, it stays,
+        # Remove what an earlier run has written. If the folder holds more, that stays,
         # and replace fails.
         for old in folder.glob("[0-9]*.npy"):
             old.unlink()
@@ -137,10 +137,10 @@ def generate(copies, seed, factors=4):
         counts = 20 + (share / share.sum() * (COUNT - 20 * USERS)).astype(int)
         counts[: COUNT - counts.sum()] += 1  # what rounding has taken away
         # Movies come to a user in a random order, popular ones sooner. The user rates
-        # the first ones. Each movie comes first to somebody.
+        # the first ones. Each movie comes first to one user.
         waiting = random.standard_exponential((USERS, MOVIES), "f4") / popularity
-        somebody = random.choice(USERS, MOVIES, p=counts / COUNT)
-        waiting[somebody, np.arange(MOVIES)] = 0
+        first = random.choice(USERS, MOVIES, p=counts / COUNT)
+        waiting[first, np.arange(MOVIES)] = 0
         rated = []
         for row, count in zip(waiting, counts, strict=True):
             rated.append(row.argpartition(count)[:count])
@@ -176,7 +176,7 @@ def renumber(parts, known):
 def read_csv(path):
     """Yield the ratings of a file like MovieLens' ratings.csv, up to a million at once.
 
-    End with a sentence that says what is different, for a file that is not like it.
+    Exit with an error message that names the difference if the file has one.
     """
     if not path.is_file():
         sys.exit(f"There is no file {path}")

@@ -1,13 +1,13 @@
-"""Answer two questions about the speed of the course, with numbers of this machine.
+"""Measure on this machine how fast the course reads its data, and how long its steps take.
 
-Usage: scripts/benchmark.py [mnist | ddp] [--rounds N]      without a name, both of them
+Usage: scripts/benchmark.py [mnist | ddp] [--rounds N]      without a name, both
   mnist   images/s of the data path: lesson 2's beside the usual way of pytorch/examples
   ddp     ms a step of two ranks that never wait for each other, that average gradients by hand
           (lesson 4), and with DDP (lesson 6); and where the difference goes: all_reduce alone, and
           waiting alone
 
-In each round everything is measured once, in turn. The table has the median of the rounds, with the
-lowest and the highest; a ratio is taken in each round. Nothing else should run on the machine.
+In each round, everything is measured once, in turn. The table shows the median of the rounds, with
+the lowest and the highest value, and ratios within a round. Run nothing else on the machine.
 """
 
 import argparse
@@ -47,13 +47,13 @@ def in_turn(ways, rounds):
 def mnist(rounds):
     """Return {what: [images/s, each round]}.
 
-    All ways deliver the same: 64 normalised images in random order, float32 [64, 1, 28, 28].
+    All ways deliver the same thing: 64 normalised images in random order, float32 [64, 1, 28, 28].
     """
     from torchvision import datasets, transforms
 
     torch.set_num_threads(1)
     train_set, _ = load("day1/2_mnist_training.py").load_mnist()
-    # As pytorch/examples does it: a picture at a time becomes a tensor and is normalised.
+    # As pytorch/examples does it: one picture at a time becomes a tensor and is normalised.
     steps = [transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))]
     usual = datasets.MNIST(DATA, train=True, transform=transforms.Compose(steps))
     ways = {"lesson 2": partial(of_lesson_2, DataLoader(train_set, BATCH, shuffle=True))}
@@ -70,7 +70,7 @@ def of_lesson_2(loader):
 
 
 def speed(epoch):
-    """Return how many images/s epoch() yields, once its first batch is there."""
+    """Return how many images/s epoch() yields, once its first batch has arrived."""
     batches = itertools.chain.from_iterable(epoch() for _ in itertools.count())
     next(batches)
     images = 0
@@ -88,13 +88,13 @@ def ddp(rounds):
     answers = get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         meeting_point = Path(folder, "meeting-point")
-        # If a rank fails, or this process ends, no rank goes on.
+        # If a rank fails or this process ends, the other ranks stop, too.
         torch.multiprocessing.spawn(measure_steps, (meeting_point, rounds, answers), RANKS)
     return answers.get()
 
 
 def measure_steps(rank, meeting_point, rounds, answers):
-    """Be one rank, and measure together with the other one. Rank 0 answers."""
+    """Be one rank, and measure together with the other. Rank 0 returns the results."""
     torch.set_num_threads(max(1, torch.get_num_threads() // RANKS))
     steps = Steps(rank, f"file://{meeting_point}")
     ways = steps.ways()
@@ -134,7 +134,7 @@ class Steps:
         }
 
     def train(self, lesson, model, wrap=iter):
-        """Train as a lesson does, with batches of this rank's own."""
+        """Train as a lesson does, with this rank's own batches."""
         batches = itertools.islice(DataLoader(self.train_set, BATCH, shuffle=True), STEPS)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         lesson.train_one_epoch(model, wrap(batches), optimizer, self.device)
@@ -145,12 +145,12 @@ class Steps:
             dist.all_reduce(self.gradients)
 
     def step(self, work, *arguments):
-        """Return how many ms work takes for each of its steps. Both ranks begin together."""
+        """Return how many ms each step of work takes. Both ranks begin together."""
         dist.barrier()
         return self.took(work, *arguments) / STEPS
 
     def waiting(self):
-        """Return how many ms this rank waits for the other one after each step."""
+        """Return how many ms this rank waits for the other rank after each step."""
         times = []
 
         def then_meet(batches):
@@ -162,7 +162,7 @@ class Steps:
         return sum(times) / STEPS
 
     def took(self, work, *arguments):
-        """Return how many ms work takes, on a GPU to its end there."""
+        """Return how many ms work takes. On a GPU, this includes what the GPU does."""
         synchronize = torch.get_device_module(self.device).synchronize
         synchronize()
         begin = time.perf_counter()
@@ -177,7 +177,7 @@ QUESTIONS = {"mnist": (mnist, "images/s"), "ddp": (ddp, "ms a step")}
 
 
 def rows(name, rounds):
-    """Yield the rows of the table. Each ratio is taken within a round, to the first row."""
+    """Yield the rows of the table. Each ratio compares with the first row, within a round."""
     measure, unit = QUESTIONS[name]
     values = measure(rounds)
     first = next(iter(values.values()))
@@ -188,17 +188,17 @@ def rows(name, rounds):
 
 
 def shown(value):
-    """Return a number with three digits, or without decimals where it is larger."""
+    """Return a number with three digits, or without decimals if it has more."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def main():
-    """Measure what was asked for; print where and when, and the table."""
+    """Measure one or both; print where and when, and the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("name", nargs="?", choices=QUESTIONS, help="without it, both")
-    parser.add_argument("--rounds", type=int, default=5, help="how often (5)")
+    parser.add_argument("name", nargs="?", choices=QUESTIONS, help="both if not given")
+    parser.add_argument("--rounds", type=int, default=5, help="how often to measure each (5)")
     args = parser.parse_args()
     names = [args.name] if args.name else QUESTIONS
     lines = [row for name in names for row in rows(name, args.rounds)]

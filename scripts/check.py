@@ -1,14 +1,14 @@
 """Check an exercise: start it on its ranks and see what each of them really does.
 
-A check says what was measured on each rank and what is allowed: symptoms, no causes. --hint gives
+A check says what was measured on each rank and what is allowed: symptoms, not causes. --hint gives
 the next of three hints and runs nothing. Once an exercise has passed, it says what was wrong.
 
 Without an id: list the exercises and which of them have passed. With a lesson, such as 4: list its
-exercises. With next: check the first one that has not passed yet. What has passed is remembered in
+exercises. With next: check the first one that hasn't passed yet. What has passed is remembered in
 runs/exercises.json.
 
-What a check looks at is in exercises/, one file for each exercise. The list of the exercises, with
-their hints, is exercises.toml. Reading it there takes the fun out of it: ask with --hint.
+Each exercise has its check in exercises/, and its hints in exercises.toml. Don't read them there,
+because that takes the fun out of it: ask with --hint.
 """
 
 import argparse
@@ -29,25 +29,25 @@ RECORD = ROOT / "runs" / "exercises.json"
 
 
 def read_record():
-    """Return what is known of the exercises. A damaged record is put aside, and we say so."""
+    """Return the record of the exercises. If it is damaged, put it aside and say so."""
     try:
         return json.loads(RECORD.read_bytes())
     except ValueError:
         os.replace(RECORD, RECORD.with_suffix(".damaged"))
-        print(f"{RECORD} is damaged. It's now exercises.damaged, and the list begins again.")
+        print(f"{RECORD} is damaged. It is now exercises.damaged, and a new list begins.")
     except OSError:
         pass  # nothing has been checked yet
     return {}
 
 
 def remember(record, exercise, **what):
-    """Add to the record, and keep it unless its folder cannot be written."""
+    """Add to the record, and save it if its folder can be written."""
     record[exercise["id"]] = {**record.get(exercise["id"], {}), **what}
     temporary = RECORD.with_name(f".{RECORD.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
         RECORD.parent.mkdir(exist_ok=True)
         temporary.write_text(json.dumps(record, indent=1))
-        os.replace(temporary, RECORD)  # whatever stops this, the record is whole
+        os.replace(temporary, RECORD)  # whatever stops this, the record is complete
 
 
 def digest(file):
@@ -56,22 +56,22 @@ def digest(file):
 
 
 def has_passed(exercise, record):
-    """Return whether an exercise has passed as its file is now."""
+    """Return whether an exercise has passed with its file as it is now."""
     return record.get(exercise["id"], {}).get("passed") == digest(ROOT / exercise["file"])
 
 
 def list_exercises(exercises, record):
-    """Print these exercises, with what is known of them."""
+    """Print these exercises, and which of them have passed."""
     for exercise in exercises:
         state = "passed" if has_passed(exercise, record) else "not yet"
         print(f"{exercise['id']:>5}  {state:8}  {exercise['kind']:15} {exercise['file']}")
     command = f"python scripts/check.py {exercises[0]['id']}"
     print(f"Check one: {command}      A hint: {command} --hint")
-    print("The first that has not passed yet: python scripts/check.py next")
+    print("The first one that hasn't passed: python scripts/check.py next")
 
 
 def give_hint(exercise, record):
-    """Print the next hint, and remember it; after the last one the first comes again."""
+    """Print the next hint, and remember it; after the last hint, the first one again."""
     hints = exercise["hints"]
     number = record.get(exercise["id"], {}).get("hints", 0) % len(hints)
     print(f"{exercise['id']}, hint {number + 1} of {len(hints)}: {hints[number]}")
@@ -90,7 +90,7 @@ def check(exercise, record, solution=False, show_task=False):
     if solution:
         file = file.parent / "solutions" / file.name
     if not file.exists():
-        print(f"not yet: the file is missing. git checkout {exercise['file']}")
+        print(f"not yet: the file is missing. Restore it: git checkout {exercise['file']}")
         return False
     title = f"{exercise['id']}  {file.relative_to(ROOT)}, ranks: {exercise['processes']}"
     print(f"{title}, the solution" if solution else title, flush=True)
@@ -112,10 +112,10 @@ def check(exercise, record, solution=False, show_task=False):
 def parse_args(exercises):
     """Read the command line; exercises are {id: table of exercises.toml}."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    text = "such as 4.1, or next, or all; a lesson, such as 4, or nothing: list them"
+    text = "such as 4.1, or next, or all; a lesson, such as 4, or nothing, lists exercises"
     parser.add_argument("id", nargs="?", help=text)
     options = parser.add_mutually_exclusive_group()
-    options.add_argument("--hint", action="store_true", help="the next of three hints, no check")
+    options.add_argument("--hint", action="store_true", help="the next of three hints, not a check")
     options.add_argument("--solution", action="store_true", help="check the solution instead")
     args = parser.parse_args()
     lessons = {exercise["lesson"] for exercise in exercises.values()}
@@ -149,7 +149,7 @@ def main():
         give_hint(wanted[0], record)
         return 0
     if importlib.util.find_spec("torch") is None:
-        sys.exit("This Python has no torch. First: source .venv/bin/activate")
+        sys.exit("This Python has no torch. Activate one that does: source .venv/bin/activate")
     running.import_once(wanted)
     passed = [check(x, record, args.solution, args.id == "next") for x in wanted]
     if len(wanted) > 1:

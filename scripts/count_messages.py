@@ -1,10 +1,10 @@
-"""Count what a step of lesson 19's transformer sends on ranks that you do not have.
+"""Count what lesson 19's transformer gives to all_reduce, on ranks that you don't have.
 
 Usage: scripts/count_messages.py 128x8 [--width 4096] [--layers 32] [--characters 4096]
 
 128x8 is data x tensor: 1,024 ranks, of which 8 share each layer. This process is one of them. The
-others do not exist: PyTorch's fake backend sends nothing, and tensors on the device "meta" have a
-shape but no numbers. So what is counted is right, and takes no memory. All numbers are float32.
+others don't exist, because PyTorch's fake backend sends nothing, and tensors on the device "meta"
+have a shape but no numbers. So the counts are right, but take no memory. All numbers are float32.
 """
 
 import argparse
@@ -45,8 +45,8 @@ def parse_args():
     add = parser.add_argument
     add("mesh", help="data x tensor, such as 128x8")
     add("--width", type=int, default=4096, help="numbers per character (4096)")
-    add("--layers", type=int, default=32, help="(32)")
-    add("--characters", type=int, default=4096, help="that tensor ranks share in a step (4096)")
+    add("--layers", type=int, default=32, help="of the model (32)")
+    add("--characters", type=int, default=4096, help="of a tensor group in a step (4096)")
     args = parser.parse_args()
     if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", args.mesh):
         parser.error(f"the mesh must be like 128x8, not {args.mesh}")
@@ -57,7 +57,7 @@ def parse_args():
 
 
 def main():
-    """Print what one rank has and sends in a step. Return the exit status."""
+    """Print what one rank has, and gives to all_reduce in a step. Return the exit status."""
     args = parse_args()
     data, tensor = args.mesh
     LESSON.WIDTH, LESSON.LAYERS, LESSON.LENGTH = args.width, args.layers, args.characters
@@ -65,7 +65,7 @@ def main():
     try:
         parameters, *sizes = counted = count(data, tensor)
     except NotImplementedError:  # torch 2.6
-        print(f"torch {torch.__version__} cannot send tensors without numbers: take a newer one")
+        print(f"torch {torch.__version__} cannot send tensors without numbers. Use a newer one.")
         return os.EX_UNAVAILABLE
     print(f"{data * tensor:,} ranks, mesh {data} x {tensor}: {parameters:,} parameters a rank")
     across = 4 * args.layers if tensor > 1 else 0

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Checks before a session whether lessons can run here: Python and its packages, GPUs, CPUs, shared
+# Checks, before a session, whether lessons can run here: Python and its packages, GPUs, CPUs, shared
 # files, data, /dev/shm, network, and an all_reduce. It takes 5 to 20 s, and never more than 40.
 #
 # Usage: scripts/doctor.sh [--local N[xM]]
 #   Start it where you will start the lessons: inside the allocation, in the same folder.
 #   --local N[xM]  no Slurm: imitate N nodes with M ranks each (1) on this machine
 #
-# Every rank of every node is checked, started by scripts/multinode_setup_and_run.sh as for a
-# lesson. One line a check: "ok", or "FAIL" and what to do. Exit status 0 only if all are ok.
+# Every rank of every node makes the checks, started by scripts/multinode_setup_and_run.sh as for a
+# lesson. Each check prints "ok", or "FAIL" and what to do. The exit status is 0 only if all are ok.
 set -euo pipefail
 
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -28,11 +28,11 @@ case ${1:-} in
     ;;
 esac
 
-# All nodes should see this file. Where it cannot be made, the ranks say so.
+# All nodes should see this file. If it cannot be made, the ranks say so.
 token=$(mktemp .doctor-XXXXXX 2>/dev/null) || token=.doctor
 trap 'rm -f "$token"' EXIT
 export SLURM_WAIT=35 # seconds from the end of the first rank: a site may let Slurm wait less, or longer
-# A rank may hang on its node. It must not keep the others from saying what they have found.
+# A rank may hang on its node, but must not keep the others from saying what they found.
 timeout --foreground --kill-after=10 40 "$scripts/multinode_setup_and_run.sh" "$@" \
   "$scripts/doctor/rank.py" "$token" ${1:+--imitated} |
   "${PYTHON:-python3}" "$scripts/doctor/table.py"

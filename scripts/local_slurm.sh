@@ -16,12 +16,12 @@
 # its host name. Either way each node claims 128 cores and 4 GPUs, which need not exist: Slurm
 # counts them and sets CUDA_VISIBLE_DEVICES.
 # Any account and QOS is accepted. A job that is put back into the queue starts again after 10
-# seconds; Slurm's own default is 2 minutes. No Slurm set-up of the machine is read or changed.
+# seconds, instead of Slurm's 2 minutes. No Slurm set-up of the machine is read or changed.
 #
 # Environment:
 #   LOCAL_SLURM_DIR        where the cluster lives (/run/local-slurm, or a folder in $TMPDIR if
 #                          not root); clusters in different folders run side by side
-#   LOCAL_SLURM_MODE       loopback: do without namespaces although they would work
+#   LOCAL_SLURM_MODE       loopback: use no namespaces, even if they would work
 #   LOCAL_SLURM_SETTINGS   more lines for slurm.conf: LaunchParameters=use_interactive_step
 #
 # To lose a node: kill -9 "$(cat /run/local-slurm/node2.pid)". All that runs on it dies with it;
@@ -46,7 +46,7 @@ fi
 state=$(realpath -m -- "${LOCAL_SLURM_DIR:-$state}")
 # Slurm reads no blanks in its settings, and the path of a Unix socket has room for 107 bytes.
 [[ $state =~ ^/[A-Za-z0-9._/+-]{1,79}$ ]] ||
-  die "The folder of the cluster is a path of at most 80 letters, digits and ._/+-, not: $state"
+  die "The folder of the cluster must be a path of at most 80 letters, digits and ._/+-, not: $state"
 mark=LOCAL_SLURM_CLUSTER=$state # in the environment of every process of this cluster
 
 install_packages() {
@@ -104,11 +104,11 @@ stop() {
     kill -9 "${pids[@]}" 2>/dev/null || true
     sleep 0.1
   done
-  ((${#pids[@]} == 0)) || die "These processes of the cluster do not end: ${pids[*]}"
+  ((${#pids[@]} == 0)) || die "These processes of the cluster cannot be stopped: ${pids[*]}"
   [[ ! -e $state/local_slurm.mode ]] || rm -rf "$state"
 }
 
-# Sets mode, and says why where it is not the full one.
+# Sets mode, and says why if it is not the full one.
 choose_mode() {
   local why='' test='ip link add bridge type bridge && ip link add eth0 type veth peer name node1'
   if [[ ${LOCAL_SLURM_MODE:-} == loopback ]]; then
@@ -121,7 +121,7 @@ choose_mode() {
   mode=full
   [[ -n $why ]] || return 0
   mode=loopback
-  echo "The nodes are daemons on 127.0.0.1, with no network of their own: $why."
+  echo "The nodes are daemons on 127.0.0.1, without their own network: $why."
 }
 
 write_config() {
@@ -129,13 +129,13 @@ write_config() {
   if [[ $mode == loopback ]]; then
     login=$(hostname)
     login="${login%%.*}(127.0.0.1)"
-    port=$((10000 + RANDOM % 20000)) # that of each daemon follows
+    port=$((10000 + RANDOM % 20000)) # the ports of the daemons follow
   fi
   (umask 077 && head -c 1024 /dev/urandom >"$state/munge.key")
   # Slurm numbers the GPUs by the names of device files: these are /dev/null.
   for i in {0..3}; do ln -s /dev/null "$state/gpu$i"; done
   echo "Name=gpu File=$state/gpu[0-3]" >"$state/gres.conf"
-  # slurmd starts without control groups, also where it may not make any (23.02 can say so).
+  # slurmd starts without control groups, even if it may not make any (23.02 can say so).
   [[ ! $(slurmd -V) =~ \ 2[0-2]\. ]] || cgroup=cgroup/v1
   echo "CgroupPlugin=$cgroup" >"$state/cgroup.conf"
   {
@@ -231,7 +231,7 @@ run_node() {
 up() {
   local start=()
   nodes=${1:-2}
-  [[ $nodes =~ ^([1-9]|[12][0-9]|3[0-2])$ ]] || die "The number of nodes is 1 to 32, not: $nodes"
+  [[ $nodes =~ ^([1-9]|[12][0-9]|3[0-2])$ ]] || die "The number of nodes must be 1 to 32, not: $nodes"
   type slurmctld slurmd sinfo munged >/dev/null 2>&1 ||
     die "Slurm is not installed: run scripts/local_slurm.sh install (as root)"
   [[ -z $(processes) ]] ||
@@ -277,9 +277,9 @@ status() {
 link() {
   local rate=${1:-} delay=${2:-} node port card limit delayed
   [[ $rate == off || $rate =~ ^[1-9][0-9]*(\.[0-9]+)?[kmg]bit$ ]] ||
-    die "RATE is a number with kbit, mbit or gbit, such as 100mbit, or off."
+    die "RATE must be a number with kbit, mbit or gbit, such as 100mbit, or off."
   [[ -z $delay || $rate != off && $delay =~ ^[0-9]+(\.[0-9]+)?(us|ms|s)$ ]] ||
-    die "DELAY is a number with us, ms or s, such as 0.2ms."
+    die "DELAY must be a number with us, ms or s, such as 0.2ms."
   need_cluster
   [[ $mode == full ]] || die "The nodes share 127.0.0.1: link needs root and namespaces."
   limit=(root tbf rate "$rate" burst 128k latency 50ms)
@@ -318,5 +318,5 @@ case ${1:-} in
     ;;
   _login) nodes=$2 mode=$3 && run_login ;;
   _node) run_node "$2" ;;
-  *) die "What to do? See scripts/local_slurm.sh --help" ;;
+  *) die "Name a command: see scripts/local_slurm.sh --help" ;;
 esac

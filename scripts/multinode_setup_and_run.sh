@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # Starts a lesson on all nodes of a Slurm allocation, or on imitated ones: --help says how. The work
 # is done by launcher/launch.py. Here, and again on each node, a Python with torch is found for it:
-# PYTHON, or python3, or that of .venv.
+# PYTHON, or python3, or .venv's.
 set -eu
-# Slurm may warn a job before its lesson is ready for that. What a shell ignores, its children do, too.
+# Slurm may warn a job before its lesson is ready for that. What a shell ignores, its children ignore.
 trap '' USR1 USR2
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 launch=$root/scripts/launcher/launch.py
 candidates=(python3 "$root/.venv/bin/python")
-# Where .venv was made from this python3, such as that of a site's module, it sees the same torch,
-# and has what the other lacks.
+# If .venv was made from this python3, such as the one of a site's module, it sees the same torch,
+# and has what this python3 lacks.
 if [[ -f $root/.venv/made-from && $(head -n 1 "$root/.venv/made-from") == "$(
   python3 -c 'import sys; print(sys.prefix, sys.version)' 2>/dev/null
 )" ]]; then

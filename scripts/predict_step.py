@@ -1,4 +1,4 @@
-"""Predict how fast a model trains on nodes that you do not have yet.
+"""Predict how fast a model trains on nodes that you don't have yet.
 
 Usage: scripts/predict_step.py --parameters 25e6 --step-ms 180 --samples 64
                                [--nodes 1,2,4,8] [--gpus-per-node 4] [--link 200Gbit]
@@ -33,7 +33,7 @@ def make_step(ranks, samples, args):
 
 
 def hiding_nothing(step):
-    """Return the Step if no bucket is sent before backward ends."""
+    """Return the Step as if no bucket were sent before backward ends."""
     end_of_backward = step.times[-2]
     return step._replace(times=[end_of_backward] * len(step.sizes) + step.times[-2:])
 
@@ -76,14 +76,14 @@ def parse_args():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--parameters", type=float, required=True, help="how many: 25e6")
-    add("--step-ms", type=float, required=True, help="of a step on one GPU")
-    add("--samples", type=int, required=True, help="in this step")
-    add("--nodes", type=numbers, default=[1, 2, 4, 8], help="(1,2,4,8)")
-    add("--gpus-per-node", type=int, default=4, help="(4)")
-    add("--link", type=gigabits, default=10.0, help="between nodes (10Gbit)")
-    add("--latency-us", type=float, default=20.0, help="of that link (20)")
-    add("--link-within", type=gigabits, default=400.0, help="in a node (400Gbit)")
+    add("--parameters", type=float, required=True, help="of the model, such as 25e6")
+    add("--step-ms", type=float, required=True, help="time of a step on one GPU")
+    add("--samples", type=int, required=True, help="samples in this step")
+    add("--nodes", type=numbers, default=[1, 2, 4, 8], help="numbers of nodes (1,2,4,8)")
+    add("--gpus-per-node", type=int, default=4, help="GPUs of each node (4)")
+    add("--link", type=gigabits, default=10.0, help="speed between nodes (10Gbit)")
+    add("--latency-us", type=float, default=20.0, help="latency between nodes (20)")
+    add("--link-within", type=gigabits, default=400.0, help="speed in a node (400Gbit)")
     args = parser.parse_args()
     given = (args.parameters, args.step_ms, args.samples, args.gpus_per_node, args.latency_us)
     if min(given) <= 0:

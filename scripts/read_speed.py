@@ -1,7 +1,7 @@
 """Measure how fast MNIST can be read in random order from files of several layouts.
 
 Usage: scripts/read_speed.py                     prints a Markdown table, in less than a minute
-       scripts/read_speed.py --memory FILE       of create_mnist_h5.py: what streaming it takes
+       scripts/read_speed.py --memory FILE       memory for streaming a file of create_mnist_h5.py
 
 One process, one thread. "One at a time" is what a Dataset with __getitem__ does: one read for each
 image. "Whole chunks" is ChunkStream of lesson 11. The files have just been written and are still in
@@ -27,7 +27,7 @@ CREATE = load("day2/create_mnist_h5.py")
 STREAM = load("day2/11_mnist_ddp_pt_multinode_streaming.py")
 NAMES = ("images", "labels")
 BATCH = 64  # images
-BUFFER = 2048  # images shuffled together, whatever the size of a chunk
+BUFFER = 2048  # images shuffled together, whatever the chunk size
 SECONDS = 0.5  # a measurement ends with the first batch after that
 REPEATS = 3
 
@@ -121,7 +121,7 @@ def rate(read, path):
 
 
 def held():
-    """Return how many MB this process holds, besides mapped files such as torch's libraries."""
+    """Return how many MB this process holds, without mapped files such as torch's libraries."""
     (kilobytes,) = re.findall(r"Anonymous: +(\d+) kB", Path("/proc/self/smaps_rollup").read_text())
     return int(kilobytes) * 1024 / 1e6
 
@@ -129,7 +129,7 @@ def held():
 def print_memory(path):
     """Print how much more a process holds while it streams a file, and with all of it in memory."""
     before = held()
-    batches = itertools.islice(whole_chunks(path, 0), None, None, 20)  # to look takes time
+    batches = itertools.islice(whole_chunks(path, 0), None, None, 20)  # looking takes time
     streamed = max(held() for _ in batches) - before
     with arrays(path) as both:
         whole = [array[:] for array in both]

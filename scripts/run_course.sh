@@ -6,12 +6,12 @@
 #   scripts/run_course.sh            all lessons
 #   scripts/run_course.sh day1       the lessons of day 1
 #   scripts/run_course.sh 4 6 8      these lessons
-#   scripts/run_course.sh --list     what there is
+#   scripts/run_course.sh --list     list the lessons
 #
-# Makes .venv first where the active Python lacks the packages of requirements.txt. Without a GPU:
+# Makes .venv first if the active Python lacks the packages of requirements.txt. Without a GPU:
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu scripts/run_course.sh
 # takes torch and torchvision from there, which saves several GB.
-# What the lessons write (runs/, log/, log_ddp/) lands in the folder you stand in.
+# What the lessons write (runs/, log/, log_ddp/) goes to the current folder.
 # As a batch job on one node: sbatch scripts/run_course.sh day1
 set -euo pipefail
 

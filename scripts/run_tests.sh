@@ -3,13 +3,13 @@
 #
 # Usage: scripts/run_tests.sh [--full] [--torch VERSION] [pytest arguments]
 #   scripts/run_tests.sh                   the quick ones
-#   scripts/run_tests.sh --full            all
-#   scripts/run_tests.sh -k lesson_4       those whose name matches
-#   scripts/run_tests.sh --torch 2.6.0     with this torch and the torchvision that fits, in an
-#                                          environment of their own, .venv-torch-2.6.0
+#   scripts/run_tests.sh --full            all tests
+#   scripts/run_tests.sh -k lesson_4       tests whose name matches
+#   scripts/run_tests.sh --torch 2.6.0     with this torch and the torchvision that fits, in a
+#                                          separate environment, .venv-torch-2.6.0
 #   PYTHON=python3.12 scripts/run_tests.sh --torch 2.6.0     with this Python, too
 #
-# Skips what this machine can't do, and says why at the end. Makes .venv first where the active Python
+# Skips what this machine can't do, and says why at the end. Makes .venv first if the active Python
 # lacks the packages of requirements.txt and tests/requirements.txt. TORCH_INDEX acts as it does for
 # run_course.sh.
 set -euo pipefail

@@ -4,12 +4,12 @@
 #
 # Usage: sbatch [option of sbatch]... scripts/sbatch_run.sh [--doctor] [option]... [FILE [argument]...]
 #   FILE       a path, the name of a lesson's file, or a lesson's number; without arguments: 13
-#   --doctor   first check the nodes with scripts/doctor.sh; start nothing if they are not fit
-#   The other options are those of scripts/multinode_setup_and_run.sh, such as --torchrun.
-#   Options of sbatch win over the lines #SBATCH: sbatch --nodes 4 scripts/sbatch_run.sh
+#   --doctor   first check the nodes with scripts/doctor.sh; start nothing if a check fails
+#   All other options go to scripts/multinode_setup_and_run.sh, such as --torchrun.
+#   Options of sbatch override the lines #SBATCH: sbatch --nodes 4 scripts/sbatch_run.sh
 #
 # What the job prints, errors too, goes to logs/slurm-JOB.out, in the folder where you call sbatch. How busy the
-# nodes are goes to logs/cpu-JOB*.out and logs/gpu-JOB*.out, one file a node.
+# nodes are goes to logs/cpu-JOB*.out and logs/gpu-JOB*.out, one file for each node.
 #
 # Shortly before the time limit Slurm warns this script, which warns the ranks. If the lesson then
 # saves its state and stops, as lessons 12 and 13 do, the job goes back into the queue, and resumes when
@@ -17,20 +17,20 @@
 
 # Who pays: replace <acc_name>_g with your account.
 #SBATCH --account=<acc_name>_g
-# How long at most, in hours, minutes, seconds: then Slurm ends the job. Ask for little, wait less.
+# The job's time limit, in hours, minutes, seconds: then Slurm kills it. Ask for less, wait less.
 #SBATCH --time=00:30:00
 # How many nodes.
 #SBATCH --nodes=2
-# Only nodes that the site has marked so. Delete this line where there is no such mark.
+# Only nodes that your site has marked like this. Delete this line if it has no such mark.
 #SBATCH --constraint=gpu
-# GPUs of each node: 1 where nodes have one each. Delete this line where there are none.
+# GPUs of each node: 1 if nodes have one each. Delete this line if they have none.
 #SBATCH --gpus-per-node=4
 # Tasks of each node: as many ranks are started. One for each GPU: 4, or 1 on nodes with one GPU.
-# Without GPUs as many as share the cores well, such as 4.
+# Without GPUs, as many as share the cores well, such as 4.
 #SBATCH --ntasks-per-node=4
 # CPU cores for each task, as Slurm counts them. They also load the data.
 #SBATCH --cpus-per-task=32
-# The kind of queue, if your site wants one: take the first # away.
+# The kind of queue, if your site wants one: remove the first #.
 ##SBATCH --qos=regular
 ##SBATCH --partition=main
 # The name of the job in squeue.
@@ -39,11 +39,11 @@
 #SBATCH --signal=B:USR1@60
 # Start the job again when a node is lost. Delete this line if your code cannot resume.
 #SBATCH --requeue
-# Leave this: Slurm starts nothing where the folder of the output is missing, so it gets none, and
+# Leave this: Slurm starts no job if the output's folder is missing. So Slurm writes no output, and
 # this script makes logs/ itself.
 #SBATCH --output=/dev/null
 
-# What makes a Python with torch available on the nodes. Nothing is needed if it is available where
+# Makes a Python with torch available on the nodes. You need nothing here if it is available where
 # you call sbatch, or if it is the .venv of the course. Otherwise uncomment one line, and edit it.
 activate() {
   : # module load pytorch
@@ -75,10 +75,10 @@ on_each_node() (
     --ntasks-per-node=1 --cpus-per-task=1 --export=ALL "$@"
 )
 
-# Pass the warning on to the ranks. Where Slurm tracks processes with control groups, its own signal
+# Pass the warning on to the ranks. If Slurm tracks processes with control groups, its own signal
 # reaches only what Slurm itself has started, which is the launcher. So signal all processes of the
 # steps. Those without a handler ignore USR1, because the launcher does.
-# shellcheck disable=SC2016 # the variables are those of the nodes
+# shellcheck disable=SC2016 # the variables are the nodes'
 # shellcheck disable=SC2329 # the trap calls it
 warn_ranks() {
   say "the time limit is near: warn the ranks"
@@ -118,7 +118,7 @@ fi
 signaled=1 ending=''
 # At the time limit, by scancel, and before it starts the job again, Slurm sends TERM to all.
 trap 'signaled=1; warn_ranks' USR1
-trap 'signaled=1; ending=1; say "Slurm ends this job"' TERM
+trap 'signaled=1; ending=1; say "Slurm stops this job"' TERM
 say "start: multinode_setup_and_run.sh --monitor ${*:-13}"
 # In the background: while bash waits for a command in the foreground, it does not run traps.
 "$scripts/multinode_setup_and_run.sh" --monitor "${@:-13}" &
@@ -133,7 +133,7 @@ if [[ -z $ending && $status == 0 ]]; then
     say "the lesson has saved its state and stopped: back into the queue"
     scontrol requeue "$SLURM_JOB_ID"
     trap - EXIT TERM
-    sleep 60 # Slurm ends this script now
+    sleep 60 # Slurm stops this script now
   fi
 elif [[ -z $ending ]] && ! on_each_node true; then
   # To put the job back now would be wrong: until Slurm knows that the node is lost, it cannot free

@@ -1,14 +1,14 @@
 """Fill in the blocks of the pages and of the slides: outputs, excerpts, diffs, tables, links.
 
-A block is what stands between two marks, <!-- begin KIND ... --> and <!-- end -->.
+A block is what is between two marks, <!-- begin KIND ... --> and <!-- end -->.
 scripts/docs/blocks.py says which kinds there are.
 
 Usage: scripts/update_docs.py              fill in all blocks
        scripts/update_docs.py --check      change nothing; exit status 1 if something is stale
        scripts/update_docs.py --record     run every lesson as run_course.sh would, and write what
                                            they printed into tests/records, into the file of this
-                                           kind of machine. The pages show that of 2 CPU cores
-       scripts/update_docs.py --record 8   run these lessons only, and keep the others
+                                           kind of machine. The pages show the one of 2 CPU cores
+       scripts/update_docs.py --record 8   run only these lessons, and keep the other records
        scripts/update_docs.py --faults     run all tests of faults and fill in what they saw
 """
 
@@ -45,7 +45,7 @@ def record(chosen, lessons):
         for name in chosen:
             print(f"recording lesson {name}", flush=True)
             results[name] = run(lessons[name], cwd=folder)
-    # Only now: asking torch for the GPUs takes memory of theirs.
+    # Only now: asking torch for the GPUs takes some of their memory.
     kind, line = kind_of_machine()
     for name, result in results.items():
         if trouble := result["problem"] or result["skipped"]:
@@ -91,7 +91,7 @@ def main():
     parser.add_argument(
         "--record", nargs="*", metavar="ID", choices=course.lessons, help="run lessons, keep output"
     )
-    parser.add_argument("--faults", action="store_true", help="run tests/faults, take what it saw")
+    parser.add_argument("--faults", action="store_true", help="run tests/faults, fill in its table")
     args = parser.parse_args()
     failed = 0
     if args.record is not None:

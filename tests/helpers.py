@@ -235,7 +235,8 @@ def open_in_browser(url, folder, *options):
 
 def recorded_output(lesson_id):
     """Return the output that a lesson's page shows, without the command."""
-    page = (ROOT / LESSONS[lesson_id]["file"]).with_suffix(".md").read_text()
+    lesson = LESSONS[lesson_id]
+    page = (ROOT / lesson.get("page", lesson["file"])).with_suffix(".md").read_text()
     part = page.partition(f"<!-- begin output {lesson_id} -->\n")[2]
     return re.search(r"```console\n\$ [^\n]*\n(.*?)\n```", part, re.S)[1]
 

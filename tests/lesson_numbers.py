@@ -95,7 +95,7 @@ def check_points(output, ranks, folder):
 
 
 def check_split(output, ranks, folder):
-    """What a rank has and sends in a step, by hand and with PyTorch, on this mesh."""
+    """What a rank has and gives to all_reduce, by hand and with PyTorch, on this mesh."""
     data, tensor = map(int, re.search(r"^=> mesh (\d+) x (\d+): ", output, re.M).groups())
     assert data * tensor == ranks
     split = re.compile(r"layers.*(query|key|value|up|(mix|down).weight)")
@@ -103,8 +103,8 @@ def check_split(output, ranks, folder):
     for name, parameter in load_lesson("19").Net().named_parameters():
         own += parameter.numel() // (tensor if split.search(name) else 1)
     activations = 32 // data * 64 * 64 * 4  # bytes
-    sent = [f"16 x {activations:,}"] * (tensor > 1) + [f"1 x {own * 4:,}"] * (data > 1)
-    line = f": {own:,} parameters a rank, {' + '.join(sent) or 0} bytes sent in a step\n"
+    given = [f"16 x {activations:,}"] * (tensor > 1) + [f"1 x {own * 4:,}"] * (data > 1)
+    line = f": {own:,} parameters a rank, {' + '.join(given) or 0} bytes to all_reduce\n"
     assert output.count(line) >= 2
 
 

@@ -89,7 +89,7 @@ def test_every_way_to_end_has_its_verdict_and_nothing_is_left(stand_ins, tmp_pat
     assert status == 1, output
     verdicts = {name: state for name, (_, state) in table_of(output).items()}
     assert verdicts == {name: verdict for name, (_, verdict) in STAND_INS.items()}
-    assert len(re.findall(r"^   left behind, ended now: process \d+ sleep 600$", output, re.M)) == 6
+    assert len(re.findall(r"^   left behind, so killed: process \d+ sleep 600$", output, re.M)) == 6
     assert "\n1 of 7 lessons ok, 1 skipped, " in output
     page = (tmp_path / "runs" / "report.html").read_text()
     states = re.findall(r'<td><span class="state (\w+)">(.*?)</span>', page)

@@ -77,8 +77,8 @@ def test_every_mesh_has_the_losses_of_one_process(ranks, tensor, tmp_path):
     NUMBERS["19"](output, ranks, tmp_path)
 
 
-# Trains lesson 19's model alone, then with the lines of its page: fully_shard over the columns of
-# a mesh, parallelize_module over the rows. The arguments are the folder scripts, and these lines.
+# Trains lesson 19's model alone, then with the lines of its page: fully_shard over a data group,
+# parallelize_module over a tensor group. The arguments are the folder scripts, and these lines.
 BOX = """
 import sys
 import torch

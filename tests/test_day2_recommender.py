@@ -90,7 +90,7 @@ def test_a_folder_that_is_there_stays_unless_forced(tmp_path):
     assert create(tmp_path, *arguments)[0] == 0
     status, output = create(tmp_path, *arguments)
     assert status == 1
-    assert output.strip() == f"{folder} is there already. To write it again: --force"
+    assert output.strip() == f"{folder} already exists. To write it again: --force"
     assert create(tmp_path, *arguments, "--force")[0] == 0
     # What it did not write stays even then.
     (folder / "mine.txt").write_text("precious")

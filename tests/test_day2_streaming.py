@@ -50,7 +50,7 @@ def test_a_file_that_is_there_stays_unless_forced_to_be_another(tmp_path):
     path.write_text("precious")
     status, output = run_ranks(1, CREATE, "--file", path, cwd=tmp_path)
     assert status == 1
-    assert output.strip() == f"{path} is there already. To write it again: --force"
+    assert output.strip() == f"{path} already exists. To write it again: --force"
     assert path.read_text() == "precious"
     other = ("--force", "--gzip", 1, "--copies", 2, "--chunk-size", 1000)
     status, output = run_ranks(1, CREATE, "--file", path, *other, cwd=tmp_path)

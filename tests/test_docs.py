@@ -9,7 +9,7 @@ import pytest
 from commands import FENCE, check, commands_in
 from docs import recordings
 from docs.blocks import BLOCK, Course, fill
-from docs.excerpts import RULER
+from docs.excerpts import DIVIDING_LINE
 from docs.pages import DECKS, PAGES, page_of
 from helpers import LESSONS, ROOT, proof_of, recorded_output, run
 
@@ -126,6 +126,17 @@ def test_a_record_names_no_machine(monkeypatch, tmp_path):
     assert note["output"] == ["in . on node1, see x.py"]
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_each_folded_block_has_its_end(page):
+    assert read(page).count("<details>") == read(page).count("</details>")
+
+
+def test_each_figure_is_shown():
+    text = "".join(read(page) for page in [*PAGES, *DECKS])
+    for figure in ROOT.glob("slides/figures/*.svg"):
+        assert f"figures/{figure.name})" in text
+
+
 # Each lesson in its places
 
 SECTIONS = [
@@ -142,7 +153,7 @@ SECTIONS = [
 ]
 
 
-@by_lesson
+@pytest.mark.parametrize("name", PAGE_OF)
 def test_a_lesson_has_its_places(name):
     text = read(PAGE_OF[name])
     assert re.search(r"^\*\*[^*]+\?\*\*$", text.partition("\n## ")[0], re.M), "no question"
@@ -194,7 +205,7 @@ def test_the_idea_comes_first_and_is_short(name):
     assert text.count("\n") <= WHOLE.get(name, WHOLE_OF_DAY[day])
     if name == "0":  # raw: it has no helpers
         return
-    above, *below = text.split(RULER)
+    above, *below = text.split(DIVIDING_LINE)
     assert len(below) == 1
     if name != "13":  # it is copied whole
         assert above.count("\n") < ABOVE[day]
@@ -204,7 +215,7 @@ def test_the_idea_comes_first_and_is_short(name):
 def test_what_lessons_share_is_identical():
     forms = {}
     for lesson in LESSONS.values():
-        below = read(lesson["file"]).partition(RULER)[2]
+        below = read(lesson["file"]).partition(DIVIDING_LINE)[2]
         for node in ast.parse(below).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 forms.setdefault(node.name, set()).add(ast.get_source_segment(below, node))

@@ -74,7 +74,7 @@ def test_a_wrong_interface_is_named_with_those_that_there_are(tmp_path):
     status, output, problems = diagnose("--local", "2", cwd=tmp_path, env=env)
     assert status == 1
     assert set(problems) == {"all_reduce"}, output
-    assert "the interface nosuch0 (of lo" in problems["all_reduce"]
+    assert "the interface is nosuch0 (of lo" in problems["all_reduce"]
 
 
 @pytest.mark.full
@@ -84,7 +84,7 @@ def test_a_rank_that_hangs_or_dies_is_named(what, tmp_path):
     status, output, problems = diagnose("--local", "2", cwd=tmp_path, env=env)
     assert status == 1
     # Where it dies, the launcher names it and may end the other before that one has answered.
-    assert re.match(r"rank (0, )?1 gave none; answers came from ", problems["answers"])
+    assert re.match(r"rank (0, )?1 did not answer; answers came only from ", problems["answers"])
     assert "\n=> not ready: " in output
 
 
@@ -102,15 +102,15 @@ def test_where_it_cannot_start_it_says_why(arguments, tmp_path):
 def test_a_rank_says_what_is_wrong_with_its_machine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert rank.check_files(".") == rank.check_shm() == ""
-    assert "is not seen. Go to a folder on the file system that all" in rank.check_files("token")
+    assert "are not seen. Go to a folder on the file system that all" in rank.check_files("token")
     monkeypatch.setattr(rank.os, "access", lambda *_: False)
     assert rank.check_files(".").startswith(f"you cannot write to {tmp_path}. Go to")
     monkeypatch.setattr(rank.os, "sched_getaffinity", lambda _: {0})
     monkeypatch.setattr(rank.os, "cpu_count", lambda: 8)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert rank.check_cpus().startswith("1 for 2 threads, which take turns. Do unset")
+    assert rank.check_cpus().startswith("1 for 2 threads, which take turns: unset")
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "4")
-    assert rank.check_cpus().startswith("1, although 4 were asked for. See --cpu-bind")
+    assert rank.check_cpus().startswith("1, although you asked for 4. See --cpu-bind")
     monkeypatch.setattr(rank, "SHM", 2**60)
     assert "MB free. Remove" in rank.check_shm()
 
@@ -133,7 +133,7 @@ def facts_of(number, **changes):
         "gpus": [f"GPU-{number}" for number in range(4)],
         "backend": "nccl",
         "met": True,
-        "where": "node1 is 10.0.0.1 there, the interface eth0 (of lo, eth0)",
+        "where": "node1 is 10.0.0.1 there, and the interface is eth0 (of lo, eth0)",
         "speed": "4 MB at 100 MB/s",
         **changes,
     }
@@ -153,8 +153,8 @@ TIMED_OUT = {"met": False, "error": "timed out after 20 s"}
     ("name", "changes", "words"),
     [
         ("versions", {"versions": {**VERSIONS, "torch": "2.7.0"}}, "2.7.0 on node2. Use one envir"),
-        ("GPUs", {"gpus": []}, "torch sees none on node2, which has some. Ask for them"),
-        ("GPUs", {"gpus": [], "built": False}, "on node2 is for CPUs only, and there are GPUs."),
+        ("GPUs", {"gpus": []}, "torch sees no GPU on node2, which has some. Ask for them"),
+        ("GPUs", {"gpus": [], "built": False}, "on node2 is for CPUs only, but there are GPUs."),
         ("GPUs", {"backend": "gloo", "gpus": [], "has_gpus": False}, "nccl on node1; gloo on node"),
         ("GPUs", {**SAME, "local_rank": 0}, "ranks 0, 1 on node1 use only GPU-0. Let each"),
         ("CPUs", {"checks": {"CPUs": ("", "1, although")}}, "on node2: 1, although"),
@@ -199,4 +199,4 @@ def test_a_firewall_between_nodes_is_found(tmp_path):
     assert status == 1
     assert len(re.findall("^FAIL", output, re.M)) == 1, output
     assert "FAIL all_reduce: " in output
-    assert "node1 is 10.77.0.1 there, the interface eth0" in output
+    assert "node1 is 10.77.0.1 there, and the interface is eth0" in output

@@ -124,7 +124,7 @@ def test_the_torch_of_a_site_is_kept_and_gets_the_torchvision_that_fits(
     status, output = shell(*LIST, **active)
     assert status == 0, output
     assert output.startswith(
-        "Making .venv. torch==2.6.0 of the active Python stays.\n"
+        "Making .venv. It keeps the active torch==2.6.0.\n"
         "Installing what .venv lacks: torchvision, accelerate.\n"
     )
     venv = course / ".venv"
@@ -137,7 +137,7 @@ def test_the_torch_of_a_site_is_kept_and_gets_the_torchvision_that_fits(
     status, output = shell(*LIST)
     assert status == 1
     assert output.startswith(f"{venv} was made for an environment that is not active now: ")
-    assert "torch==2.6.0. Activate that one first, " in output
+    assert "torch==2.6.0. Activate that environment first, " in output
 
 
 def test_an_environment_that_has_all_is_used_as_it_is(site, shell, course):
@@ -160,7 +160,7 @@ def test_what_failed_is_taken_up_again_and_later_only_what_lacks_is_installed(sh
     (course / ".venv" / "pyvenv.cfg").touch()  # half made
     status, output = shell(*LIST, PIP_FIND_LINKS="")  # as without a network
     assert status == 1
-    sentence = "What is needed could not be installed into .venv: the lines above say why."
+    sentence = "The packages could not be installed into .venv: the lines above say why."
     assert output.splitlines()[-1] == sentence
     status, output = shell(*LIST)
     assert output.startswith("Installing what .venv lacks: torch, torchvision.\n")
@@ -190,7 +190,7 @@ def test_a_folder_where_none_can_be_made_gets_a_sentence(shell, course):
     (course / ".venv").touch()  # in the way, as a folder that cannot be written to
     status, output = shell(*LIST)
     assert status == 1
-    assert f"missing, and {course / '.venv'} cannot be made, as the line above says." in output
+    assert f"missing, and {course / '.venv'} cannot be made: the line above says why." in output
 
 
 def test_torch_comes_from_the_index_that_is_named(shell, course, tmp_path):

@@ -70,8 +70,8 @@ def test_two_jobs_at_a_time_do_not_meet(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((), "Which lesson?"),
-        (("--local", "2x", "9"), "--local: wants N or NxM"),
+        ((), "Name a lesson, for example: "),
+        (("--local", "2x", "9"), "--local: must be N or NxM"),
         (("--locale", "9"), "There is no option --locale"),
         (("--local", "1", "nothing.py"), "There is no lesson and no file 'nothing.py'"),
     ],
@@ -87,7 +87,7 @@ def test_srun_cannot_start_what_starts_srun(tmp_path):
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}
     status, output = launch("9", cwd=tmp_path, env=step)
     assert status == 1
-    assert output.startswith("srun has started this, which calls srun itself. Start it without")
+    assert output.startswith("srun started this script, but it calls srun itself. Start it without")
 
 
 def test_a_node_without_python_says_so(tmp_path):
@@ -166,7 +166,7 @@ def test_what_a_rank_leaves_behind_is_ended_and_named(start):
     with start("rank or subprocess.Popen(['sleep', '600'], start_new_session=True)") as job:
         wait_without_trouble(job)
     assert job.status == 0
-    said = r"Left behind by a rank, ended now: process \d+ sleep 600\n"
+    said = r"Left behind by a rank, so killed: process \d+ sleep 600\n"
     assert re.fullmatch(said, job.errors), job.errors
 
 

@@ -42,7 +42,7 @@ class BatchJob:
             time.sleep(1)
             show = self.run("scontrol", "show", "job", self.number)
             state = re.search(r"JobState=(\w+)", show.stdout)[1]
-            if state not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"):
+            if state not in ("PENDING", "CONFIGURING", "RUNNING", "SIGNALING", "COMPLETING"):
                 return state
         pytest.fail(f"{state}:\n{self.log()}")
 

@@ -3,7 +3,7 @@
 Lesson:  0
 Kind:    find the fault
 Symptom: The program hangs. With gloo it would for half an hour, with NCCL for ten
-         minutes; here the group has a timeout of 2 s. Then every rank ends with an
+         minutes; here the group has a timeout of 2 s. Then every rank stops with an
          error. Its lines begin with [rank0]: and so on. Which rank timed out, and
          which ones only say what that did to them?
 Run:     python day1/exercises/0.2_waits_for_ever.py
@@ -28,7 +28,7 @@ def report(images, group):
 def main():
     """Run on every rank: count the images of all ranks."""
     group = dist.new_group(timeout=timedelta(seconds=2))
-    images = torch.tensor(1000.0 + dist.get_rank())  # so many images has this rank seen
+    images = torch.tensor(1000.0 + dist.get_rank())  # images this rank has seen
     report(images, group)
 
 

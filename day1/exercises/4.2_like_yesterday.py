@@ -3,7 +3,7 @@
 Lesson:  4
 Kind:    find the fault
 Symptom: The sampler shuffles, and yet each rank meets its numbers in the same order in
-         every epoch, and never those of another rank.
+         every epoch, and never another rank's numbers.
 Run:     python day1/exercises/4.2_like_yesterday.py
 Check:   python scripts/check.py 4.2
 """

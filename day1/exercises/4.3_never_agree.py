@@ -20,7 +20,7 @@ from torch import nn
 
 def train(x, y, rank, world_size):
     """Train a new model on this rank's part of x and y, float32 [N, 1]. Return it."""
-    torch.manual_seed(rank)  # every rank has noise of its own
+    torch.manual_seed(rank)  # every rank has its own noise
     model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x, y = x[rank::world_size], y[rank::world_size]

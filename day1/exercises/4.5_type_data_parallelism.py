@@ -5,7 +5,7 @@ Kind:    fill in
 Task:    Four ranks run lesson 3's training, all with the same images. Make it data
          parallel in three places: TODO 1 and 2 in train(), TODO 3 in
          average_gradients() and in train_one_epoch(), which has to call it. The last
-         line that it prints is that of lesson 4, and decides in the same way.
+         line that it prints is lesson 4's, and decides in the same way.
 Run:     python day1/exercises/4.5_type_data_parallelism.py
 Check:   python scripts/check.py 4.5
 """
@@ -28,15 +28,15 @@ MAX_STEPS = 40  # of each epoch. None, all: lesson 4's losses but for the last d
 
 def average_gradients(model):
     """Replace each gradient by its mean over the ranks. Every rank must call this."""
-    # TODO 3: add up each parameter.grad over the ranks, and make it the mean. Then call
-    #         this function where train_one_epoch() needs it.
+    # TODO 3: make each parameter.grad the mean over the ranks, in place. Then call this
+    #         function where train_one_epoch() needs it.
 
 
 def train_one_epoch(model, loader, optimizer):
     """Train on each batch once. Return the loss of every step, float32 [steps]."""
     model.train()
     losses = []
-    for images, labels in loader:
+    for images, labels in loader:  # TODO 3, too: average_gradients(model), but where?
         optimizer.zero_grad()
         loss = F.cross_entropy(model(images), labels)
         loss.backward()
@@ -50,13 +50,13 @@ def train(train_set, batch_size, epochs=2):
     torch.manual_seed(0)  # the same first weights on every rank
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.015, momentum=0.9)
-    # TODO 1: give each rank its own part of the images. Replace the sampler by one from
-    #         torch.utils.data that all ranks seed with 0.
+    # TODO 1: give each rank its own part of the images. Replace the sampler by one that
+    #         all ranks seed with 0, and import it from torch.utils.data.
     sampler = RandomSampler(train_set, generator=torch.Generator())
     loader = DataLoader(train_set, batch_size=batch_size, sampler=sampler)
     losses = []
     for epoch in range(epochs):
-        # TODO 2: have your sampler make a new order in every epoch.
+        # TODO 2: have your sampler make a new order in every epoch. Replace this line.
         sampler.generator.manual_seed(epoch)
         batches = islice(loader, MAX_STEPS)
         epoch_losses = train_one_epoch(model, batches, optimizer)

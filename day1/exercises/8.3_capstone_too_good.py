@@ -2,9 +2,9 @@
 
 Lesson:  8
 Kind:    capstone
-Symptom: The losses of four ranks are those of one process, to the last digit. This
+Symptom: The losses of four ranks equal those of one process, to the last digit. This
          looks like success, but four ranks take as many steps as one, and nothing is
-         gained. Three faults are in this program. Each makes another one harder to see:
+         gained. Three faults are in this program. Each makes another harder to see:
          if you fix one, the numbers may look worse than before.
 Run:     python day1/exercises/8.3_capstone_too_good.py
 Check:   python scripts/check.py 8.3

@@ -3,11 +3,11 @@
 Lesson:  10
 Kind:    fill in
 Task:    Lesson 6's training, for any number of nodes: the launcher sets five
-         variables. As given nobody reads them, so each process is rank 0 of a job of
-         its own, and all of them save. Complete start() (TODO 1 and 3), pick_device()
-         (TODO 2) and save() (TODO 4). Then do without a launcher: start two ranks in
-         two terminals, with the five variables before python and this file.
-         Run the check, too: without GPUs, this program says ok too early.
+         variables. As given nobody reads them, so each process is rank 0 of its own
+         job, and all of them save. Complete start() (TODO 1 and 3), pick_device()
+         (TODO 2) and save() (TODO 4). Run the check, too: without GPUs, this program
+         says ok too early. Done early? Start two ranks without a launcher, the first
+         one with & at its end, with the five variables before python and this file.
 Run:     scripts/multinode_setup_and_run.sh --local 2x2 day2/exercises/10.3_set_up.py
 Check:   python scripts/check.py 10.3
 """
@@ -32,14 +32,15 @@ TIMEOUT = timedelta(seconds=60)  # that a rank waits for the others
 
 def start():
     """Be one rank: find out who I am, take a device, join the group, run main."""
-    # TODO 1: which of the five variables says which rank of its node this one is?
+    # TODO 1: which of the five variables says which rank of its node this one is? Each
+    #         variable is a text.
     local_rank = 0
     gpus = torch.cuda.device_count()
     device = pick_device(local_rank, gpus)
     if gpus:
         torch.cuda.set_device(device)  # gather, for one, sends from the current GPU
     # TODO 3: join the group of all ranks, with pick_backend(gpus) and TIMEOUT. The call
-    #         reads the other four variables by itself, if it is not told otherwise.
+    #         reads the other four variables by itself, but not if it gets `alone`.
     alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     dist.init_process_group("gloo", timeout=TIMEOUT, **alone)
     main(device)
@@ -50,7 +51,8 @@ def start():
 
 def pick_device(local_rank, gpus):
     """Return the device of a rank on a node with so many GPUs; "cpu" if it has none."""
-    # TODO 2: each rank of a node its own GPU; if there are fewer, they take turns.
+    # TODO 2: each rank of a node gets its own GPU. With fewer GPUs than ranks, begin
+    #         again at GPU 0. Without GPUs it stays the CPU.
     return torch.device("cuda" if gpus else "cpu")
 
 
@@ -61,12 +63,13 @@ def pick_backend(gpus):
 
 def save(model, file):
     """Save the parameters; when this returns, every rank may read the file."""
-    # TODO 4: one rank writes, and nobody reads half a file.
+    # TODO 4: one rank writes, and no rank returns before the file is complete.
     torch.save(model.state_dict(), file)
 
 
 def main(device):
     """Run on every rank: train 40 steps, save, and let rank 0 compare."""
+    print(f"rank {dist.get_rank()} of {dist.get_world_size()} is here", flush=True)
     make_repeatable()  # only because we compare runs
     train_set = load_mnist()
     torch.manual_seed(0)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 
 def stream(file, epoch, rank, world_size):
-    """Yield this rank's images. All ranks get as many: file.chunks can be divided."""
+    """Yield this rank's images. All get the same number: file.chunks can be divided."""
     generator = torch.Generator().manual_seed(epoch)
     # TODO: shuffle the chunks, take this rank's share of them, read each chunk once,
     #       and give out its images in random order.

@@ -36,7 +36,7 @@ class ChunkStream(IterableDataset):
         self.epoch = 0
 
     def set_epoch(self, epoch):
-        """Have the next epoch use another order of the chunks."""
+        """Let the next epoch use a different order of the chunks."""
         self.epoch = epoch
 
     def __iter__(self):
@@ -50,7 +50,7 @@ class ChunkStream(IterableDataset):
 
 def train():
     """Train a new model. Return it and, for each epoch, the images that it has used."""
-    steps = CHUNKS // dist.get_world_size()  # as many on each rank: no rank waits
+    steps = CHUNKS // dist.get_world_size()  # the same number on each rank: none waits
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

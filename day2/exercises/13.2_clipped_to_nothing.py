@@ -3,8 +3,8 @@
 Lesson:  13
 Kind:    find the fault
 Symptom: Gradients are clipped: one longer than 1 is shortened to 1. In fp32 this
-         learns. Since the loss is scaled for fp16, it does not move, and nothing
-         complains.
+         learns. Since the loss is scaled for fp16, it does not move, and there is
+         no error.
 Run:     python day2/exercises/13.2_clipped_to_nothing.py
 Check:   python scripts/check.py 13.2
 """

@@ -26,10 +26,10 @@ from torchvision.transforms import Compose, Grayscale, PILToTensor, Resize
 
 
 def load_folder(folder):
-    """Return training set and test set: pictures lie in train/CLASS, val/CLASS."""
+    """Return training set and test set: pictures are in train/CLASS, val/CLASS."""
     to_tensor = Compose([Grayscale(), Resize((28, 28)), PILToTensor()])
     train_set = ImageFolder(folder / "train", to_tensor)
-    # TODO 1: take val/ if it is there, else test/.
+    # TODO 1: take val/ if it exists, otherwise test/.
     # TODO 2: each part numbers its classes by itself: compare train_set.classes.
     test_set = ImageFolder(folder / "test", to_tensor)
     return train_set, test_set

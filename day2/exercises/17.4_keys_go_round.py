@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 
 def pass_on(tensor):
-    """Send a tensor to the next rank; return that of the rank before. All call this."""
+    """Send a tensor to the next rank; return the previous rank's. All call this."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     received = torch.empty_like(tensor)
     sending = dist.isend(tensor, (rank + 1) % world_size)

@@ -2,8 +2,8 @@
 
 Lesson:  19
 Kind:    find the fault
-Symptom: Two ranks share two layers. In step 0 the loss is that of one process, to the
-         last printed digit. After it, the losses part, and there is no error.
+Symptom: Two ranks share two layers. In step 0 the loss equals one process's, to the
+         last printed digit. Later, the losses differ, but there is no error.
 Run:     python day2/exercises/19.1_equal_at_first.py
 Check:   python scripts/check.py 19.1
 """

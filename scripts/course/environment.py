@@ -2,14 +2,14 @@
 
 Usage: PYTHON environment.py [--tests] [--torch VERSION] -- ARGUMENTS_OF_PYTHON
 
-1. If the environment of PYTHON has it all, it is used as it is.
+1. If PYTHON's environment has everything, it's used as it is.
 2. Otherwise .venv is made beside the README. If PYTHON has torch (a site module, conda), .venv sees
    its packages, and torch and torchvision stay at the site's versions. If not, they come from PyPI
-   or, where TORCH_INDEX is set, from that index.
+   or, if TORCH_INDEX is set, from that index.
 With --torch, .venv-torch-VERSION has that torch, whatever the site has.
 
-.venv/made-from has a line for the Python it was made from, as the launcher compares it, and one for
-each of the site's packages that stay, such as torch==2.6.0.
+The first line of .venv/made-from is the Python it was made from, which the launcher compares. The
+other lines are the site's packages that stay, such as torch==2.6.0.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from course.lists import ROOT, is_older, read_requirements
 
 
 def installed(name):
-    """Return the version of a distribution, "" if it is not installed. torch is not imported."""
+    """Return the version of a distribution, "" if it is not installed. Do not import torch."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -41,11 +41,11 @@ def lacks(name, oldest):
 def make(venv, made_from):
     """Make an environment. If a site's torch stays, it sees the packages of the active one."""
     kept = " and ".join(made_from[1:])
-    what = f"{kept} of the active Python stays." if kept else "It takes minutes, and several GB."
+    what = f"It keeps the active {kept}." if kept else "This takes minutes, and several GB."
     print(f"Making {venv.name}. {what}", flush=True)
     if subprocess.run([sys.executable, "-m", "venv", "--clear", venv]).returncode:
         todo = "Activate an environment that has them, or copy the course to a folder of your own."
-        why = f"{venv} cannot be made, as the line above says"
+        why = f"{venv} cannot be made: the line above says why"
         sys.exit(f"Packages of requirements.txt are missing, and {why}. {todo}")
     if kept:
         seen = [folder for folder in sys.path if folder.endswith("-packages")]
@@ -55,7 +55,7 @@ def make(venv, made_from):
 
 
 def install(needed, lacking, kept):
-    """Install what the environment lacks in which this runs."""
+    """Install what the current environment lacks."""
     venv = Path(sys.prefix).name
     print(f"Installing what {venv} lacks: {lacking}.", flush=True)
     constraints = Path(sys.prefix, "constraints.txt")
@@ -72,20 +72,20 @@ def install(needed, lacking, kept):
             why = "the lines above say why."
             sys.exit(f"torch and torchvision could not be installed from {index}: {why}")
     if subprocess.run([*pip, *wanted.values()]).returncode:
-        sys.exit(f"What is needed could not be installed into {venv}: the lines above say why.")
+        sys.exit(f"The packages could not be installed into {venv}: the lines above say why.")
 
 
 def choose_environment(venv, needed, own_torch):
-    """Return if this is an environment that has what is needed; otherwise start again in one."""
+    """Return if this environment has what is needed; otherwise start again in one that does."""
     lacking = ", ".join(name for name, oldest in needed.items() if lacks(name, oldest))
-    file = venv / "made-from"  # what is half made, or by somebody else, has none
+    file = venv / "made-from"  # not in one that is half made, or not ours
     made_from = file.read_text().splitlines() if file.exists() else []
     inside = venv.exists() and venv.samefile(sys.prefix)
     names = ("torch", "torchvision") if installed("torch") and not own_torch else ()
     kept = [f"{name}=={installed(name)}" for name in names if installed(name)]
     if kept and not inside and lacks("torch", needed["torch"]):
         here = f"this environment has {installed('torch')}"
-        todo = "Load a newer module, or leave it: deactivate"
+        todo = "Load a newer module, or leave this environment: deactivate"
         sys.exit(f"torch {needed['torch'].strip('>=')} or newer is needed; {here}. {todo}")
     if not lacking and (inside or not own_torch):
         return
@@ -95,11 +95,11 @@ def choose_environment(venv, needed, own_torch):
     wanted = [f"{sys.prefix} {sys.version}", *kept]
     if made_from and made_from != wanted:
         text = f"{venv} was made for an environment that is not active now: {', '.join(made_from)}"
-        todo = f"Activate that one first, for example with module load, or delete {venv}."
+        todo = f"Activate that environment first, for example with module load, or delete {venv}."
         sys.exit(f"{text}. {todo}")
     if not made_from:
         make(venv, wanted)
-    python = str(venv / "bin" / "python")  # there, the rest is installed
+    python = str(venv / "bin" / "python")  # which then installs the rest
     os.execv(python, [python, *sys.argv])
 
 

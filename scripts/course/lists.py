@@ -21,7 +21,7 @@ REQUIREMENT = r'^([\w.-]+)((?:>=[\d.]+)?)(?:; python_version < "3\.(\d+)")?$'
 def read_course(file=SCRIPTS / "course.toml"):
     """Return the lessons: a list of the tables [[lesson]] in a file like course.toml.
 
-    Each also has its id and arguments, and nodes: whether it runs on all of them.
+    Each also gets id, arguments, and nodes, which says whether the lesson runs on all nodes.
     """
     lessons = []
     for lesson in tomllib.loads(file.read_text())["lesson"]:
@@ -47,15 +47,17 @@ def read_pages():
 
     All have the keys file (of the page), idea and day: where they are taught, day1, day2 or beyond.
     They have minutes if they are planned for a class, and taught says whether they are in a
-    timetable. A lesson also has its other keys of course.toml, and script.
+    timetable. A lesson also has its other keys of course.toml, and script. One that is explained
+    on another lesson's page names that page, and has none here.
     """
     others = tomllib.loads((SCRIPTS / "course.toml").read_text())["page"]
     pages = []
     for lesson in read_course():
         pages += [page for page in others if page["before"] == lesson["id"]]
-        script = lesson["file"]
-        page = str(Path(script).with_suffix(".md"))
-        pages.append({**lesson, "script": script, "file": page})
+        if "page" not in lesson:
+            script = lesson["file"]
+            page = str(Path(script).with_suffix(".md"))
+            pages.append({**lesson, "script": script, "file": page})
     taught = {part.get("page"): day["id"] for day in read_days() for part in day["parts"]}
     for page in pages:
         name = page.get("id", page["file"])

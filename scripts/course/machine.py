@@ -1,4 +1,4 @@
-"""What something ran on, for those who read the numbers later."""
+"""What a program ran on, for anyone who reads its numbers later."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ def cores():
 
 
 def processor():
-    """Return the name of the CPU, or its kind where the system does not say more."""
+    """Return the name of the CPU, or its kind if the system does not say more."""
     file = Path("/proc/cpuinfo")
     names = re.findall(r"^model name\s*: (.+)", file.read_text(), re.M) if file.exists() else []
     return names[0] if names else platform.machine()
@@ -35,7 +35,7 @@ def gpus():
 
 
 def described(*more):
-    """Return one line on this machine; more is what else to say."""
+    """Return one line on this machine; more is what to add."""
     words = [
         platform.system(),
         f"{cores()} CPU cores",
@@ -48,7 +48,7 @@ def described(*more):
 
 
 def recorded(command, *more):
-    """Return one line on where and when a command was recorded; more is what else to say."""
+    """Return one line on where and when a command was recorded; more is what to add."""
     return f"Recorded on {time.strftime('%Y-%m-%d')} with `{command}`: {described(*more)}.\n"
 
 

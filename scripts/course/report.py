@@ -1,6 +1,6 @@
 """Write the report of a run: what the lessons showed, in one page that opens without a network.
 
-Called by run_course.py. Every number was printed by a lesson of this run, or stands in an event
+Called by run_course.py. Every number was printed by a lesson of this run, or is in an event
 file that the lesson wrote for TensorBoard. Nothing is drawn from a lesson that failed.
 
 A result is a dict: id and idea of the lesson; command; output, showed, seconds, problem and skipped
@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 
 
 def code(text):
-    """Return a text with what stands between backticks as HTML code."""
+    """Return a text as HTML, with the parts between backticks as code."""
     return Markup(re.sub("`(.+?)`", r"<code>\1</code>", str(escape(text))))
 
 

@@ -37,7 +37,7 @@ def svg_of(drawing, name):
     drawing.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     svg = file.getvalue().replace("#000000", "currentColor")
     svg = svg[svg.index("<svg") :]
-    # No id may stand twice in a page.
+    # No id may be twice in a page.
     return Markup(re.sub(r'( id="|xlink:href="#|url\(#)', rf"\1{name}-", svg))
 
 
@@ -84,7 +84,7 @@ def loss(axes, results):
 
 
 def gaps(axes, results):
-    """Draw how far the losses of each lesson are from those of one process, or of its other way."""
+    """Draw how far each lesson's losses are from one process's, or from its other way's."""
     lowest = 1e-10  # a gap of 0 has no place on a logarithmic axis
     for result in results:
         for text in find(r"^=> .*losses within ([\de.+-]+)", result)[-1:]:
@@ -110,7 +110,7 @@ def time_shares(axes, results):
     names = [f"{lesson}, rank {rank}" for lesson, rank, *_ in rows]
     shares = np.array([shares for _, _, *shares in rows], dtype=float).reshape(-1, 5)
     data, compute, communication, overlap, idle = shares.T
-    parts = {  # what overlaps is printed with both, and has its place in the bar once
+    parts = {  # what overlaps is printed with both, but is in the bar once
         "data": (data, PURPLE),
         "computing": (compute - overlap, BLUE),
         "both (overlap)": (overlap, GREEN),
@@ -131,7 +131,7 @@ def time_shares(axes, results):
 
 
 def speed_up(axes, results):
-    """Draw the images/s of each setting over those of one process, as lesson 7 prints them."""
+    """Draw each setting's images/s over one process's, as lesson 7 prints them."""
     pattern = r"^(one process.*?|\w+ scaling) +\d+ .* ([\d.]+) \(([\d.]+) to ([\d.]+)\)$"
     for name, *numbers in find(pattern, results[0]):
         gain, lowest, highest = map(float, numbers)
@@ -176,35 +176,34 @@ FIGURES = [
         ("4", "6", "7", "10", "11", "13", "17", "19", "20", "15"),
         "Equal losses",
         "Each of these lessons trains in two ways that should give the same losses: many ranks "
-        "and one process, or a file and memory. Left of the line (1e-05) only rounding differs.",
+        "and one process, or a file and memory. Left of the line (1e-05), only rounding differs.",
     ),
     (
         loss,
         ("8",),
         "Loss and learning rate",
-        "The farther a curve lies above that of one process, the more its larger global batch has "
-        "cost.",
+        "The farther a curve is above one process's, the more its larger global batch has cost.",
     ),
     (
         time_shares,
         ("5", "test-profile"),
         "Where the time goes",
-        "Lesson 5 sends its gradients after computing, test-profile (profile) while it computes. "
-        "Only where a rank does both at the same time, a message costs no extra time.",
+        "Lesson 5 sends its gradients after computing, but test-profile (profile) while computing. "
+        "A message costs no extra time only if its rank computes at the same time.",
     ),
     (
         speed_up,
         ("7",),
         "Speed-up of lesson 7",
-        "Weak scaling: the batch per process stays; strong scaling: the global batch stays. A bar "
-        "is the median of several rounds, its line the lowest and the highest.",
+        "In weak scaling, the batch per process stays; in strong scaling, the global batch stays. "
+        "A bar is the median of several rounds, and its line goes from the lowest to the highest.",
     ),
     (
         bandwidth,
         ("1", "9"),
         "Bandwidth of all_reduce",
-        "Every message has a fixed cost: a small one spends its time on that, and only a large "
-        "one comes near to what the connection can carry.",
+        "Every message has a fixed cost. A small message costs little else, so only a large one "
+        "comes near what the connection can carry.",
     ),
 ]
 

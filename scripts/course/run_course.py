@@ -4,8 +4,8 @@ Called by run_course.sh, which takes care of the environment. The exit status is
 ended well and printed its proof line, 1 if one did not or the report could not be written, 2 for a
 wrong argument, 130 after Ctrl-C.
 
-A lesson that this machine or this version of PyTorch cannot run says so in a sentence, its last
-line on stdout, and ends with the exit status 69 (os.EX_UNAVAILABLE). It is skipped: no failure.
+A lesson that this machine or this version of PyTorch can't run says why in its last line on stdout,
+and exits with status 69 (os.EX_UNAVAILABLE). It's skipped, which is no failure.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from course.run_lesson import command_of, run, summary
 from launcher.processes import exit_with
 
 REPORT = Path("runs", "report.html")  # where the lessons put their curves
-# What these lessons write or read goes to where the user stands if the repository is read-only.
+# If the repository is read-only, these lessons write and read in the current folder.
 DATA_HERE = {
     "create_mnist_h5": ["--file", "data/mnist.h5"],
     "11": ["--file", "data/mnist.h5"],
@@ -32,9 +32,9 @@ DATA_HERE = {
 
 
 def choose(lessons, wanted):
-    """Return the lessons that were asked for by id or day; all if none was.
+    """Return the lessons that were named by id or day; all lessons if none was.
 
-    Raises ValueError with a sentence for the user if a name is not known.
+    Raises ValueError with an error message for the user if a name is not known.
     """
     names_of = {x["id"]: {x["id"], x["file"].partition("/")[0]} for x in lessons}
     for name in set(wanted).difference(*names_of.values()):
@@ -49,7 +49,7 @@ def event_files():
 
 
 def run_all(lessons):
-    """Run these lessons, one after the other; return what the report wants to know, for each."""
+    """Run these lessons, one after the other; return what the report needs of each."""
     results = []
     for number, lesson in enumerate(lessons, 1):
         program, arguments = command_of(lesson)
@@ -78,7 +78,7 @@ def parse_args():
     parser.add_argument("lesson", nargs="*", help="lesson ids, day1 or day2; all if none is given")
     parser.add_argument("--list", action="store_true", help="show the lessons and run nothing")
     course = SCRIPTS / "course.toml"
-    parser.add_argument("--course", type=Path, default=course, help="another list of lessons")
+    parser.add_argument("--course", type=Path, default=course, help="a different list of lessons")
     args = parser.parse_args()
     try:
         return choose(read_course(args.course), args.lesson), args.list
@@ -94,12 +94,12 @@ def main():
             print(f"{x['id']:>12}  {x['file']:<38} {x['idea']}")
         return 0
     if not os.access(".", os.W_OK):
-        where = f"You cannot write to {Path.cwd()}, and the lessons write to where you stand."
+        where = f"You cannot write to {Path.cwd()}, but the lessons write to the current folder."
         sys.exit(f"{where} Go to a folder of your own: {ROOT}/scripts/run_course.sh works there.")
     if not os.access(ROOT / "data", os.W_OK):
         for x in lessons:
             x["arguments"] += DATA_HERE.get(x["id"], [])
-    print("Each lesson first imports torch. The first time, that takes several silent seconds.")
+    print("Each lesson first imports torch, which takes several silent seconds the first time.")
     began = time.time()
     results = run_all(lessons)
     print_table(results)
@@ -108,7 +108,7 @@ def main():
     try:
         write(REPORT, results, shlex.join(["scripts/run_course.sh", *sys.argv[1:]]), began)
     except OSError as error:
-        sys.exit(f"There is no report: {error}")
+        sys.exit(f"The report could not be written: {error}")
     print(f"report: {REPORT}")
     return 1 if any(x["problem"] for x in results) else 0
 

@@ -1,4 +1,4 @@
-"""Starting a lesson, as run_course.py and update_docs.py do."""
+"""Start a lesson, for run_course.py and update_docs.py."""
 
 import os
 import sys
@@ -10,8 +10,8 @@ from launcher.processes import Job
 def command_of(lesson):
     """Return how to start a lesson, as (program, arguments); paths are from the repository's root.
 
-    A lesson for several nodes runs on those of the Slurm allocation that this is in, or else on two
-    imitated ones.
+    A lesson for several nodes runs on the nodes of the current Slurm allocation. Outside of one, it
+    runs on two imitated nodes.
     """
     if not lesson["nodes"]:
         return "python", [lesson["file"], *lesson["arguments"]]
@@ -21,24 +21,24 @@ def command_of(lesson):
 
 
 def run(lesson, **options):
-    """Run one lesson and pass its output on, line by line. Return a dict; the options are Popen's.
+    """Run a lesson and pass its output on, line by line. Return a dict; the options are Popen's.
 
-    output    all that it printed
+    output    everything that it printed
     showed    its last line that begins with "=>", or ""
     seconds   how long it took
     problem   what went wrong in a few words, or ""
-    skipped   the lesson's own sentence if it cannot run here, or ""
+    skipped   why the lesson cannot run here, as it says itself, or ""
     """
     program, arguments = command_of(lesson)
     begin = [sys.executable, "-u"] if program == "python" else [ROOT / program]
-    # From any folder. A path that is absolute already stays as it is.
+    # This works from any folder. A path that is already absolute stays as it is.
     arguments = [ROOT / x if x == lesson["file"] else x for x in arguments]
     env = {**os.environ, "PYTHON": sys.executable}  # for the launcher
     with Job([*begin, *arguments], lesson.get("limit", 600), env=env, **options) as job:
         for line in job.lines():
             print(f"   {line}", end="", flush=True)
     for process in job.left:
-        print(f"   left behind, ended now: process {process}", flush=True)
+        print(f"   left behind, so killed: process {process}", flush=True)
     lines = [line.rstrip() for line in job.output.splitlines() if line.strip()]
     proofs = [line for line in lines if line.startswith("=>")]
     showed = proofs[-1] if proofs else ""
@@ -53,7 +53,7 @@ def run(lesson, **options):
 
 
 def problem(job, showed):
-    """Return what was wrong with a lesson that has ended, in a few words; "" if nothing was."""
+    """Return what went wrong in a lesson, in a few words; "" if nothing did."""
     if showed.endswith(": WRONG"):
         return "WRONG"
     if job.trouble or showed.endswith(": ok"):
@@ -67,5 +67,5 @@ def summary(results):
     words = [f"{sum(not x['problem'] for x in ran)} of {len(ran)} lessons ok"]
     if len(ran) < len(results):
         words.append(f"{len(results) - len(ran)} skipped")
-    words.append(f"{sum(x['seconds'] for x in results):.0f} seconds in all")
+    words.append(f"{sum(x['seconds'] for x in results):.0f} seconds in total")
     return ", ".join(words)

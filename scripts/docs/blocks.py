@@ -1,19 +1,19 @@
 """Blocks: what is between two marks of a page or a deck, and the function that makes it.
 
-The first mark says what belongs there, the second ends it:
+The first mark says what belongs there, the second one ends it:
 
     <!-- begin head 4 -->           the links to the pages before and after; minutes, script, slides
     <!-- begin foot 4 -->           the links again, at the end. Or a file: foot day2/NODES.md
-    <!-- begin code 4 train -->     a function, or a method: Class.method. In a deck it comes
-                                    without comments and docstring
-    <!-- begin code 4 train "a" "b" -->  from its first line that begins with a to the next that
-                                    begins with b
+    <!-- begin code 4 train -->     a function, or a method: Class.method. A deck leaves out its
+                                    comments and docstring
+    <!-- begin code 4 train "a" "b" -->  from its first line that begins with a to the next line
+                                    that begins with b
     <!-- begin output 4 -->         what the lesson printed when it was last recorded; folded in a
                                     page. In a deck, output 4 "a" "b": the lines that begin so
     <!-- begin diff 4 6 -->         what a lesson changes above its dividing line
     <!-- begin exercises 4 -->      the exercises of a lesson, or of a day (day1, day2)
     <!-- begin lessons day1 -->     the pages of a day (day1, day2, beyond)
-    <!-- begin timetable day1 -->   when what is done in a class
+    <!-- begin timetable day1 -->   what a class does, and when
     <!-- begin measured -->         what each lesson showed, and how long it ran
     <!-- begin faults -->           what the tests of faults saw when they were last recorded
 
@@ -22,7 +22,7 @@ In decks only:
     <!-- begin answer 5 "It takes {}%." "2 .* (\\S+)%" -->  a sentence with numbers of the output.
                                     A pattern with two groups gives a quotient, the second number
                                     by the first. Instead of the lesson a page: day2/LAYOUT.md
-    <!-- begin here 4 -->           the strip with all parts of the day: you are here
+    <!-- begin here 4 -->           the strip with all parts of the day: "you are here"
     <!-- begin agenda day1 -->      the timetable as it fits on a slide
     <!-- begin exercise 4.1 -->     what to type for an exercise
     <!-- begin consequence 4.1 -->  what follows from its mistake
@@ -87,7 +87,7 @@ class Course:
 def fill(text, page, course):
     """Return a page's or a deck's text with its blocks and numbers filled in.
 
-    Raises ValueError with a sentence if one cannot be.
+    Raises ValueError with an error message if one cannot be filled in.
     """
 
     def replace(match):
@@ -95,14 +95,14 @@ def fill(text, page, course):
         try:
             return begin + (make(kind, shlex.split(words), page, course) or old) + end
         except NOTHING:
-            raise ValueError(f"{page}: there is nothing (any more) for {begin.strip()}") from None
+            raise ValueError(f"{page}: nothing matches this mark: {begin.strip()}") from None
 
     def replace_number(match):
         begin, words, _, end = match.groups()
         try:
             return begin + number(course, page, *shlex.split(words)) + end
         except NOTHING:
-            raise ValueError(f"{page}: there is nothing (any more) for {begin}") from None
+            raise ValueError(f"{page}: nothing matches this mark: {begin}") from None
 
     text, count = BLOCK.subn(replace, text)
     text, numbers = NUMBER.subn(replace_number, text)

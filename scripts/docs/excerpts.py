@@ -10,7 +10,7 @@ from course.lists import ROOT
 from docs.pages import DECKS
 
 # The line between the lesson and its shared helpers
-RULER = "\n# ---- Shared helpers, identical in every lesson\n"
+DIVIDING_LINE = "\n# ---- Shared helpers, identical in every lesson\n"
 
 
 def lines_of(source, name):
@@ -41,17 +41,17 @@ def code(course, page, name, function, *words):
     return f"```python\n{text}\n```\n"
 
 
-def above_ruler(lesson):
-    """Return the lines of a lesson above its ruler, without the docstring."""
-    text = (ROOT / lesson["file"]).read_text().partition(RULER)[0]
+def above_the_line(lesson):
+    """Return the lines of a lesson above its dividing line, without the docstring."""
+    text = (ROOT / lesson["file"]).read_text().partition(DIVIDING_LINE)[0]
     return text.rstrip().splitlines()[ast.parse(text).body[0].end_lineno :]
 
 
 def diff(course, page, *names):
-    """Return a unified diff of two lessons, above their rulers and without their docstrings."""
+    """Return a unified diff of two lessons, above the dividing line and without docstrings."""
     old, new = (course.lessons[name] for name in names)
     files = [Path(x["file"]).name for x in (old, new)]
-    lines = difflib.unified_diff(above_ruler(old), above_ruler(new), *files, lineterm="", n=1)
+    lines = difflib.unified_diff(above_the_line(old), above_the_line(new), *files, lineterm="", n=1)
     lines = [re.sub(r"^(@@).*", r"\1", line) for line in lines]  # the numbers help nobody here
     added = sum(line.startswith("+") for line in lines) - 1
     removed = sum(line.startswith("-") for line in lines) - 1

@@ -25,7 +25,7 @@ def link(words, file, here):
 
 
 def title_of(page):
-    """Return what a page is called: "Lesson 4" for a lesson, else its first heading."""
+    """Return what a page is called: "Lesson 4" for a lesson, otherwise its first heading."""
     if page.get("id", "").isdigit():
         return f"Lesson {page['id']}"
     return page.get("id") or (ROOT / page["file"]).read_text().partition("\n")[0].removeprefix("# ")
@@ -77,7 +77,7 @@ def lessons(course, here, day):
 def parts_of(day, pages):
     """Return the parts of a day, a list of (minute of the day, minutes, title, page, part).
 
-    page is a table of read_pages, or None for a part that is no page; part is that of course.toml.
+    page is a table of read_pages, or None for a part that is no page; part is course.toml's table.
     """
     hour, minute = map(int, day["begin"].split(":"))
     clock, parts = 60 * hour + minute, []
@@ -91,7 +91,7 @@ def parts_of(day, pages):
 
 
 def timetable(course, here, day):
-    """Return a Markdown table of a day of a class, with links for the page in which it stands."""
+    """Return a Markdown table of a day of a class, with links for the page that it is on."""
     rows, whole = [], 0
     for clock, minutes, title, page, part in parts_of(course.days[day], course.pages):
         file = page["file"] if page else part.get("file")

@@ -25,7 +25,7 @@ def read_records():
 
 
 def note(command, result, machine, folder):
-    """Return what a record has of a lesson that ran in a folder; machine is a line on this one."""
+    """Return the record of a lesson that ran in a folder; machine is a line on this machine."""
     return {
         "recorded": time.strftime("%Y-%m-%d"),
         "on": machine,
@@ -54,7 +54,7 @@ def clean(text, folder):
 
 
 def nodes_of_allocation():
-    """Return the names of the nodes of the Slurm allocation in which this is, [] without one."""
+    """Return the names of the current Slurm allocation's nodes, [] outside of one."""
     if "SLURM_JOB_ID" not in os.environ:
         return []
     return subprocess.check_output(["scontrol", "show", "hostnames"], text=True).split()
@@ -76,7 +76,7 @@ def measured(course, page):
 
 
 def faults(course, page):
-    """Return the table of the faults, or None where the tests of faults have not been run now."""
+    """Return the table of the faults, or None if the tests of faults have not just run."""
     return course.faults
 
 
@@ -89,11 +89,11 @@ def table_of_faults(folder):
     rows = []
     for area in AREAS:
         rows.append([f"**{area}**", "", "", ""])
-        alike = {}
+        same = {}
         for x in sorted(seen, key=lambda x: (x["order"], x["fault"])):
             if x["area"] == area:
-                alike.setdefault((symptom(x["seen"]), x["do"]), []).append(x)
-        for (words, advice), several in alike.items():
+                same.setdefault((symptom(x["seen"]), x["do"]), []).append(x)
+        for (words, advice), several in same.items():
             names = "; ".join(x["fault"] for x in several)
             seconds = [x["seconds"] for x in several if x["seconds"] is not None]
             longest = f"{max(seconds):.0f}" if seconds else ""

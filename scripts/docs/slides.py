@@ -1,4 +1,4 @@
-"""What the decks show in a form of their own: outputs, highlighted lines, the strip, the agenda."""
+"""What the decks show in their own form: outputs, highlighted lines, the strip, the agenda."""
 
 import itertools
 import re
@@ -55,6 +55,7 @@ def answer(course, page, source, sentence, *patterns):
     """Return a sentence with numbers of a recorded output, or of a page, found by the patterns."""
     if source.endswith(".md"):
         text = (ROOT / source).read_text()
+        text = re.sub(r"<!-- /?n .*?-->", "", text)  # a number in a sentence, without its marks
     else:
         text = "\n".join(course.records[SHOWN][source]["output"])
     numbers = []
@@ -68,7 +69,7 @@ def answer(course, page, source, sentence, *patterns):
 
 
 def here(course, page, name):
-    """Return the strip with the parts of a deck as marp's footer; the one of this name is bold."""
+    """Return the strip with the parts of a deck as marp's footer; this part is bold."""
     named = {x.get("id") or Path(x["file"]).stem: x for x in course.pages if x["taught"]}
     words = []
     for other, x in named.items():
@@ -79,7 +80,7 @@ def here(course, page, name):
 
 
 def agenda(course, here, day):
-    """Return the agenda of a day: what comes before the lunch's end beside what comes after it."""
+    """Return the agenda of a day: the parts up to lunch beside the parts after it."""
     rows = []
     for _, minutes, title, page, part in parts_of(course.days[day], course.pages):
         topic = part.get("topic") or (page or {}).get("topic", "")
@@ -91,9 +92,13 @@ def agenda(course, here, day):
 
 
 def exercise(course, page, name):
-    """Return what to type for an exercise, as Markdown."""
+    """Return what to type for an exercise, as Markdown: the line "Run:" of its file, the checks."""
+    file = course.exercises[name]["file"]
+    command = re.search("^Run: +(.*)$", (ROOT / file).read_text(), re.M)[1]
+    if len(command) > 64:
+        command = f"{command.removesuffix(file)}\\\n    {file}"
     check = f"$ python scripts/check.py {name}"
-    lines = [f"$ python {course.exercises[name]['file']}", check, f"{check} --hint"]
+    lines = [f"$ {command}", check, f"{check} --hint"]
     return "\n".join(["```console", *lines, "```"]) + "\n"
 
 

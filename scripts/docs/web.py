@@ -1,6 +1,6 @@
 """For the web: have Python-Markdown read folded blocks as GitHub does.
 
-Markdown inside <details> is Markdown there, also where the block belongs to a numbered question.
+There, Markdown inside <details> is Markdown, even if the block belongs to a numbered question.
 """
 
 import re

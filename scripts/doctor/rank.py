@@ -1,9 +1,9 @@
-"""Be one rank of the doctor: print lines of JSON with what there is here. Started by doctor.sh.
+"""Be one rank of the doctor: print what it finds, as lines of JSON. Started by doctor.sh.
 
 Usage: rank.py FILE [--imitated]   doctor.sh has written FILE into this folder
 
-First it prints what it finds on its machine, then how it met the other ranks, then what else can be
-imported. Nothing that goes wrong ends it: the launcher would end the others.
+First it prints what it finds on its machine, then how it met the other ranks, then which other
+packages can be imported. No error stops it, because the launcher would then stop the other ranks.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ def find_versions(names):
     for name in names:
         try:
             module = importlib.import_module(name.replace("-", "_"))
-            # What torch says itself tells more: which CUDA it was built for.
+            # torch's own version says more: which CUDA it was built for.
             torch = name in ("torch", "torchvision")
             version = module.__version__ if torch else metadata.version(name)
             old = is_older(version, needed[name])
@@ -72,16 +72,16 @@ def find_versions(names):
     return versions
 
 
-# What there is. A check returns what is wrong and what to do, or "".
+# What the rank finds. A check returns what is wrong and what to do, or "".
 
 
 def find_facts(token):
-    """Return what there is on this machine, as table.py reads it."""
+    """Return what the rank finds on its machine, as table.py reads it."""
     checks = {
         "CPUs": ("enough for the threads of each rank", check_cpus()),
         "shared files": ("every node sees this folder", check_files(token)),
-        "data": ("MNIST is there on every node", check_data()),
-        "/dev/shm": ("room enough on every node", check_shm()),
+        "data": ("MNIST is on every node", check_data()),
+        "/dev/shm": ("enough room on every node", check_shm()),
     }
     return {
         "local_rank": LOCAL_RANK,
@@ -97,24 +97,24 @@ def check_cpus():
     have, threads = len(os.sched_getaffinity(0)), number("OMP_NUM_THREADS")
     asked = 0 if IMITATED else min(number("SLURM_CPUS_PER_TASK"), os.cpu_count())
     if have < asked:
-        return f"{have}, although {asked} were asked for. See --cpu-bind and SLURM_CPU_BIND"
+        return f"{have}, although you asked for {asked}. See --cpu-bind and SLURM_CPU_BIND"
     if threads > have:
-        return f"{have} for {threads} threads, which take turns. Do unset OMP_NUM_THREADS"
+        return f"{have} for {threads} threads, which take turns: unset OMP_NUM_THREADS"
     return ""
 
 
 def check_files(token):
     """Check that lessons can write to this folder, and that all nodes see what is written."""
     if not os.access(".", os.W_OK):
-        return f"you cannot write to {Path.cwd()}. Go to a folder where you can: cd"
+        return f"you cannot write to {Path.cwd()}. Go to a folder where you can, with cd"
     if not Path(token).exists():
-        todo = "Go to a folder on the file system that all nodes share: cd"
-        return f"what is written to {Path.cwd()} is not seen. {todo}"
+        todo = "Go to a folder on the file system that all nodes share, with cd"
+        return f"files in {Path.cwd()} are not seen. {todo}"
     return ""
 
 
 def check_data():
-    """Check that the files of MNIST are there as data/README.md lists them."""
+    """Check that the files of MNIST are as data/README.md lists them."""
     table = (ROOT / "data" / "README.md").read_text()
     damaged = []
     for name, md5 in re.findall(r"^\| (\S+-ubyte) \|.*\| (\w{32}) \|$", table, re.M):
@@ -124,8 +124,8 @@ def check_data():
             content = file.read_bytes()
         if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
             damaged.append(name)
-    todo = "Restore it, in the folder of the course: git checkout data/MNIST"
-    return f"{', '.join(damaged)} missing or damaged. {todo}" if damaged else ""
+    todo = "Restore MNIST in the folder of the course: git checkout data/MNIST"
+    return f"missing or damaged: {', '.join(damaged)}. {todo}" if damaged else ""
 
 
 def check_shm():
@@ -133,7 +133,7 @@ def check_shm():
     wanted = SHM * LOCAL_WORLD_SIZE
     if not Path("/dev/shm").is_dir() or shutil.disk_usage("/dev/shm").free >= wanted:
         return ""
-    todo = "Remove what lies there; in a container: --shm-size=1g"
+    todo = "Remove files there; in a container, use --shm-size=1g"
     return f"less than {wanted / 2**20:,.0f} MB free. {todo}"
 
 
@@ -196,7 +196,7 @@ def where():
         address = error.strerror
     interfaces = ", ".join(name for _, name in socket.if_nameindex())
     chosen = os.environ.get("GLOO_SOCKET_IFNAME") or "not chosen"
-    return f"{MASTER} is {address} there, the interface {chosen} (of {interfaces})"
+    return f"{MASTER} is {address} there, and the interface is {chosen} (of {interfaces})"
 
 
 def reduce_all(torch, device):

@@ -1,9 +1,9 @@
-"""Print what the ranks of the doctor have found, a line a check. Started by doctor.sh.
+"""Print what the ranks of the doctor have found, one line for each check. Started by doctor.sh.
 
-Usage: table.py <LINES, those of the launcher and those that rank.py prints
+Usage: table.py <LINES, which the launcher and rank.py print
 
 The exit status is 1 if a check failed. A check gets the facts of all ranks and returns two texts:
-what is fine, and what is not, with what to do. Some checks each rank has made for itself.
+what is fine, and what is wrong and what to do. Some checks are made by each rank for itself.
 """
 
 import json
@@ -12,7 +12,7 @@ import sys
 
 
 def some(names):
-    """Return names as text, each once, and of many only the first."""
+    """Return names as text, each once; of many, only the first ones."""
     names = list(dict.fromkeys(map(str, names)))
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
     return ", ".join(names[:4]) + more
@@ -63,10 +63,10 @@ def check_gpus(ranks):
     if any(not rank["built"] for rank in blind):
         version = some(rank["versions"]["torch"] for rank in blind)
         todo = "Install torch and torchvision for GPUs: https://pytorch.org/get-started/locally/"
-        return "", f"torch {version} {on(blind)} is for CPUs only, and there are GPUs. {todo}"
+        return "", f"torch {version} {on(blind)} is for CPUs only, but there are GPUs. {todo}"
     if blind:
-        todo = "Ask for them (--gpus-per-node); if you did, is the driver too old? See nvidia-smi"
-        return "", f"torch sees none {on(blind)}, which has some. {todo} and day2/SITES.md"
+        todo = "Ask for them: --gpus-per-node. If you did, is the driver too old? See nvidia-smi"
+        return "", f"torch sees no GPU {on(blind)}, which has some. {todo} and day2/SITES.md"
     nodes = grouped(ranks, lambda rank: rank["node"]).values()
     problems = [problem for problem in map(problem_of_node, nodes) if problem]
     if problems:
@@ -74,10 +74,10 @@ def check_gpus(ranks):
     backends = grouped(ranks, lambda rank: rank["backend"])
     if len(backends) > 1:
         text = "; ".join(f"{backend} {on(group)}" for backend, group in backends.items())
-        return "", f"ranks would talk through {text}. Ask for as many on each node"
+        return "", f"ranks would use different backends: {text}. Ask for as many on each node"
     if not any(rank["gpus"] for rank in ranks):
         return "none, the ranks use the CPU", ""
-    how = "ranks talk through gloo: slow" if "gloo" in backends else "a different one for each rank"
+    how = "gloo connects ranks, slowly" if "gloo" in backends else "a different one for each rank"
     return f"{', '.join(str(len(gpus_of(group))) for group in nodes)} on the nodes, {how}", ""
 
 
@@ -91,7 +91,7 @@ def problem_of_node(group):
     who = f"ranks {some(rank['rank'] for rank in group)} {on(group)}"
     used = {r["gpus"][r["local_rank"] % len(r["gpus"])] for r in group if r["gpus"]}
     if len(used) < min(len(group), len(gpus_of(group))):
-        return f"{who} use only {some(used)}. Let each see all of its node: --gpus-per-node alone"
+        return f"{who} use only {some(used)}. Let each see all on its node: --gpus-per-node alone"
     return ""
 
 
@@ -101,7 +101,7 @@ def problem_of_node(group):
 def check_meeting(ranks):
     """Check that all ranks reached the first one."""
     apart = [rank for rank in ranks if not rank.get("met")]
-    # The first rank waits for the others. It only says that they did not come.
+    # The first rank waits for the others, so it can only say that they never arrived.
     todo = "Look at /etc/hosts there, the firewall, the interface, and MASTER_PORT"
     problem = what_they_say([rank for rank in apart if rank["rank"]] or apart, todo)
     return f"{len(ranks)} ranks have met", problem
@@ -110,7 +110,7 @@ def check_meeting(ranks):
 def check_all_reduce(ranks):
     """Check the all_reduce of those that have met. The ranks choose new ports for it."""
     bad = [rank for rank in ranks if rank.get("met") and "speed" not in rank]
-    todo = "Open all ports between the nodes, or choose another: export GLOO_SOCKET_IFNAME"
+    todo = "Open all ports between the nodes, or choose a network: export GLOO_SOCKET_IFNAME"
     return ranks[0].get("speed", "not done"), what_they_say(bad, todo)
 
 
@@ -119,7 +119,7 @@ def what_they_say(ranks, todo):
     if not ranks:
         return ""
     who = f"rank {some(rank['rank'] for rank in ranks)} {on(ranks)}"
-    error = ranks[0].get("error", "it said no more")
+    error = ranks[0].get("error", "it said nothing more")
     return f"{who}: {error}. {ranks[0].get('where', '')}. {todo}"
 
 
@@ -130,9 +130,9 @@ def check_answers(total, ranks):
     """Check that all ranks have answered."""
     absent = sorted(set(range(total)) - {rank["rank"] for rank in ranks})
     if absent:
-        came = f"answers came from {some(rank['node'] for rank in ranks) or 'nobody'}"
-        return "", f"rank {some(absent)} gave none; {came}. See what is said above, or try again"
-    return f"of {total} ranks", ""
+        came = f"answers came only from {some(rank['node'] for rank in ranks) or 'no node'}"
+        return "", f"rank {some(absent)} did not answer; {came}. Read the lines above, or try again"
+    return f"from {total} ranks", ""
 
 
 def read_lines(lines):

@@ -1,4 +1,4 @@
-"""The checks of the exercises: exercise_6_3.py is that of exercise 6.3.
+"""The checks of the exercises: exercise_6_3.py checks exercise 6.3.
 
 Each has two functions. look(exercise, rank, world_size) runs on every rank: it gets the exercise as
 a module, calls what is in it, and returns what it saw, as plain numbers, texts and lists.
@@ -8,6 +8,6 @@ measured, then what is allowed: "right:" or "limit". It never says why: causes a
 in the field consequence of exercises.toml. A measurement that would give the cause away comes only
 after the one that shows the symptom is right.
 
-check.py itself does without PyTorch, which takes seconds to import: it is imported inside of look.
+check.py itself needs no PyTorch, which takes seconds to import, so look imports it.
 A new exercise needs its check here and its table in ../exercises.toml; check.py finds both by id.
 """

@@ -25,7 +25,7 @@ def sentence_of(error, file):
     frames = [x for x in traceback.extract_tb(error.__traceback__) if x.filename == file]
     place = frames[-1].lineno if frames else getattr(error, "lineno", None)
     words = str(error).strip()
-    if "Traceback" in words:  # from a process that the rank had started: its last line says it
+    if "Traceback" in words:  # from a process that the rank started: its last line is the error
         words = words.splitlines()[-1]
     words = re.sub(r"^\[/[^]]*\] ", "", " ".join(words.split()))  # gloo begins with a path
     text = f"{type(error).__name__}: {words}" if words else type(error).__name__
@@ -54,7 +54,7 @@ def flat(model):
     return [x for parameter in model.parameters() for x in parameter.detach().flatten().tolist()]
 
 
-# For the sentences.
+# For the lines.
 
 
 def gap(a, b):
@@ -64,7 +64,7 @@ def gap(a, b):
 
 
 def compared(mine, right, limit=1e-4):
-    """Return whether numbers are within limit of the right ones, and the words that say it."""
+    """Return whether numbers are within limit of the right ones, and the words to print."""
     words = f"{short(mine)}; right: {short(right)}"
     if len(mine) != len(right):
         return False, f"{words}; numbers: {len(mine)}, right: {len(right)}"

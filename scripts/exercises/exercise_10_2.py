@@ -1,4 +1,4 @@
-"""Exercise 10.2: the accuracy that evaluate() says, and at how many images each rank looks."""
+"""Exercise 10.2: the accuracy that evaluate() returns, and how many images each rank sees."""
 
 from exercises.common import counting_model
 

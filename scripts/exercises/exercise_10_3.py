@@ -4,7 +4,7 @@ import os
 import socket
 import time
 
-from exercises.common import attempt, shared_folder
+from exercises.common import attempt, sentence_of, shared_folder
 
 GPUS = [4, 2, 0]  # on a node, for pick_device()
 
@@ -33,14 +33,40 @@ def look(exercise, rank, world_size):
 
     def main(device):
         path = shared_folder(dist.get_rank()) / "model.pt"
-        exercise.save(torch.nn.Linear(1, 1), path)
-        _, error = attempt(torch.load, path, weights_only=True)
+        barrier = dist.barrier
+        dist.barrier = lambda *_, **__: wait_for_all(path.parent)
+        _, error = attempt(exercise.save, torch.nn.Linear(1, 1), path)
+        dist.barrier = barrier
+        error = error or unreadable(path)
         seen.append((dist.get_rank(), dist.get_world_size(), len(calls), error))
 
     exercise.pick_device, torch.save, exercise.main = pick_and_note, save_and_note, main
     torch.cuda.device_count = lambda: 0
     exercise.start()
     return seen[0], asked, [str(pick(rank, gpus)) for gpus in GPUS]
+
+
+def wait_for_all(folder):
+    """Wait until all ranks have called this; 5 s, then say who did not."""
+    import torch.distributed as dist
+
+    (folder / str(dist.get_rank())).touch()
+    end = time.monotonic() + 5
+    while missing := [x for x in range(dist.get_world_size()) if not (folder / str(x)).exists()]:
+        if time.monotonic() > end:
+            who = ", ".join(map(str, missing))
+            raise RuntimeError(f"this barrier is never called on rank {who}")
+        time.sleep(0.01)
+
+
+def unreadable(path):
+    """Return what goes wrong when a file of parameters is read, None if nothing does."""
+    import torch
+
+    try:
+        torch.load(path, weights_only=True)
+    except Exception as error:
+        return sentence_of(error, None)
 
 
 def free_port():
@@ -63,5 +89,5 @@ def judge(seen):
     calls = sum(calls for (_, _, calls, _), _, _ in seen)
     yield calls == 1, f"all ranks: times that the file was written: {calls} (right: 1)"
     errors = [error for (*_, error), _, _ in seen if error]
-    text = f"all ranks: read the file: {errors[0] if errors else 'no error'}"
+    text = f"all ranks: save(), then read the file: {errors[0] if errors else 'no error'}"
     yield not errors, f"{text} (right: no error)"

@@ -1,6 +1,6 @@
 """Exercise 11.4: which images of train() come again: within a rank, between ranks, between epochs.
 
-It is a capstone: only symptoms are told, images that come again from where they should not.
+It's a capstone, so it tells only symptoms: images that come again where they shouldn't.
 """
 
 import itertools
@@ -23,8 +23,8 @@ def judge(seen):
             text = f"{common} images of epoch 0 on both rank {rank} and rank {other}"
             yield False, f"between ranks: {text} (right: 0)"
     same = any(first == second for first, second in seen)
-    text = "that of epoch 0" if same else "a new one"
-    yield not same, f"between epochs: the order of epoch 1 is {text} (right: a new one)"
+    text = "the order of epoch 0" if same else "a new order"
+    yield not same, f"between epochs: epoch 1 has {text} (right: a new order)"
     images = [image for first, _ in seen for image in first]
     yield len(images) == 512, f"all ranks: {len(images)} images in epoch 0 (right: 512)"
     different = len(set(images))

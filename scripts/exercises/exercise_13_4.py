@@ -1,4 +1,4 @@
-"""Exercise 13.4: what load_folder() and make_model() make of three folders, one of them wrong."""
+"""Exercise 13.4: what load_folder() and make_model() do with three folders, one of them wrong."""
 
 import tempfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Exercise 16.2: the parameters after train(), those of one process, and how much was sent."""
+"""Exercise 16.2: the parameters after train(), beside one process's, and how much was sent."""
 
 from exercises.common import compared, flat
 

@@ -16,11 +16,11 @@ def most_pieces_held(function, query, key, value, pieces):
     counts = []
 
     class Watch(TorchDispatchMode):
-        """After each operation, see which pieces are in the tensors that there are."""
+        """After each operation, see which pieces are in the tensors that exist."""
 
         def __torch_dispatch__(self, operation, types, arguments=(), options=None):
             result = operation(*arguments, **(options or {}))
-            if "empty" in str(operation):  # what lies there is from earlier tensors
+            if "empty" in str(operation):  # its memory holds earlier tensors
                 result.zero_()
             alive.extend(weakref.ref(x) for x in tree_leaves(result) if torch.is_tensor(x))
             tensors = [ref() for ref in alive if ref() is not None]

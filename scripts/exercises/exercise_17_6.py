@@ -1,4 +1,4 @@
-"""Exercise 17.6: what there is of a checkpoint at each moment, and what load reads."""
+"""Exercise 17.6: which parts of a checkpoint exist at each moment, and what load reads."""
 
 import shutil
 import tempfile
@@ -50,10 +50,10 @@ def look(exercise, rank, world_size):
 
 def judge(seen):
     for rank, (waits, before, after, folders, same) in enumerate(seen):
-        what = "waits until step-2 is written" if waits else "goes on while step-2 is written"
-        yield not waits, f"rank {rank}: training {what} (right: it goes on)"
+        what = "waits until step-2 is written" if waits else "continues meanwhile"
+        yield not waits, f"rank {rank}: training {what} (right: it continues)"
         text = f"rank {rank}: latest is {before} before step-2 is complete, then {after}"
         yield (before, after) == ("step-1", "step-2"), f"{text} (right: step-1, then step-2)"
-        yield folders == ["step-2"], f"rank {rank}: there is {', '.join(folders)} (right: step-2)"
+        yield folders == ["step-2"], f"rank {rank}: folders: {', '.join(folders)} (right: step-2)"
         text = f"rank {rank}: what is loaded is {'' if same else 'not '}what was saved"
         yield same, f"{text} (right: as it was when begin was called)"

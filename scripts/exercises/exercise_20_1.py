@@ -1,4 +1,4 @@
-"""Exercise 20.1: gradients with several micro-batches, beside one; and where train() ends."""
+"""Exercise 20.1: gradients with several micro-batches and with one; and where train() ends."""
 
 from exercises.common import compared
 

@@ -36,11 +36,11 @@ def look(exercise, rank, world_size):
 
 
 def judge(seen):
-    for rank, (losses, right, weights, those_of_one, most) in enumerate(seen):
+    for rank, (losses, right, weights, alone, most) in enumerate(seen):
         if rank == len(seen) - 1:  # the others know none
             holds, words = compared(losses, right)
             yield holds, f"rank {rank}: losses: {words}"
-        holds, words = compared(weights, those_of_one)
+        holds, words = compared(weights, alone)
         yield holds, f"rank {rank}: weights: {words}"
         text = f"rank {rank}: micro-batches held at most: {most}"
         yield most == len(seen) - rank, f"{text} (right: {len(seen) - rank})"

@@ -1,4 +1,4 @@
-"""Exercise 4.1: the parameters after train(), and those of one process."""
+"""Exercise 4.1: the parameters after train(), and one process's parameters."""
 
 from exercises.common import flat, gap
 
@@ -22,5 +22,5 @@ def look(exercise, rank, world_size):
 def judge(seen):
     for rank, (mine, alone) in enumerate(seen):
         far = gap(mine, alone)
-        text = f"rank {rank}: parameters within {far:.1g} of those of one process"
+        text = f"rank {rank}: parameters within {far:.1g} of one process's"
         yield far <= 1e-3, f"{text} (limit 0.001)"

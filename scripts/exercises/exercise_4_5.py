@@ -1,4 +1,4 @@
-"""Exercise 4.5: the images that train() reads on each rank, its parameters and its losses."""
+"""Exercise 4.5: each rank's images in train(), the mean gradient, the parameters, the losses."""
 
 from itertools import chain
 
@@ -28,9 +28,15 @@ def look(exercise, rank, world_size):
     model, losses = exercise.train(Noting(), BATCH, EPOCHS)
     every = [None] * world_size
     dist.all_gather_object(every, visits)
+    one = torch.nn.Linear(1, 1)
+    for parameter in one.parameters():
+        parameter.grad = torch.full_like(parameter, rank + 1.0)
+    exercise.average_gradients(one)
+    mean = one.bias.grad.item()
     # One process, with the images that all ranks together had in each step.
     steps = [list(chain(*parts)) for parts in zip(*(batches(x) for x in every))]
-    return visits, flat(model), losses.tolist(), alone(exercise, images, labels, steps)
+    expected = alone(exercise, images, labels, steps)
+    return visits, mean, flat(model), losses.tolist(), expected
 
 
 def batches(visits):
@@ -66,10 +72,14 @@ def judge(seen):
     later = seen[0][0][len(halves[0]) :]
     text = f"rank 0: epoch 0 begins with {short(halves[0])}, epoch 1 with {short(later)}"
     yield halves[0] != later, f"{text} (right: a new order)"
-    for rank, (_, parameters, _, _) in enumerate(seen[1:], start=1):
-        far = gap(parameters, seen[0][1])
+    means = [mean for _, mean, *_ in seen]
+    text = f"all ranks: average_gradients() turns 1, 2, 3, 4 into {short(means)}"
+    yield set(means) == {2.5}, f"{text} (right: 2.5 on each)"
+    for rank, (_, _, parameters, *_) in enumerate(seen[1:], start=1):
+        far = gap(parameters, seen[0][2])
         text = f"rank {rank}: its parameters differ from rank 0's by up to {far:.1g}"
         yield far == 0, f"{text} (right: 0)"
-    _, _, losses, expected = seen[0]
+    *_, losses, expected = seen[0]
     text = f"rank 0: losses of {len(losses)} steps within {gap(losses, expected):.0e}"
-    yield gap(losses, expected) <= 1e-5, f"{text} of one process (limit 1e-05)"
+    text += " of one process with all ranks' images"
+    yield gap(losses, expected) <= 1e-5, f"{text} (limit 1e-05)"

@@ -1,4 +1,4 @@
-"""Exercise 6.1: the parameters after train(), those of the other ranks and those of one process."""
+"""Exercise 6.1: the parameters after train(), beside the other ranks' and one process's."""
 
 from exercises.common import flat, gap
 
@@ -18,5 +18,5 @@ def judge(seen):
         text = f"rank {rank}: its parameters differ from rank 0's by up to {far:.2g}"
         yield far <= 1e-6, f"{text} (limit 1e-06)"
         far = gap(mine, alone)
-        text = f"rank {rank}: parameters within {far:.1g} of those of one process"
+        text = f"rank {rank}: parameters within {far:.1g} of one process's"
         yield far <= 1e-5, f"{text} (limit 1e-05)"

@@ -31,8 +31,8 @@ def judge(seen):
         yield not error, f"rank {rank}: read the file: {error or 'no error'} (right: no error)"
     if not any(error for _, error, _ in seen):
         weights = sorted({round(weight) for _, _, weight in seen})
-        text = f"all ranks: the weights that they read are those of {names(weights)}"
-        yield len(weights) == 1, f"{text} (right: of one rank)"
+        text = f"all ranks: the weights that they read are from {names(weights)}"
+        yield len(weights) == 1, f"{text} (right: from one rank)"
         calls = sum(calls for calls, _, _ in seen)
         if len(weights) == 1:
             yield calls == 1, f"all ranks: times that the file was written: {calls} (right: 1)"

@@ -1,4 +1,4 @@
-"""Exercise 6.3: what load() makes of a checkpoint by save(), and of one whose names do not fit."""
+"""Exercise 6.3: what load() does with a checkpoint of save(), and with names that don't fit."""
 
 from exercises.common import attempt, flat, shared_folder
 

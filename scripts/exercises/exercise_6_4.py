@@ -1,4 +1,4 @@
-"""Exercise 6.4: the weights just after load() and 10 steps later, and those without a stop."""
+"""Exercise 6.4: the weights just after load() and 10 steps later, and without a stop."""
 
 from exercises.common import flat, gap, shared_folder
 

@@ -1,6 +1,6 @@
 """Exercise 8.3: the points, the first step and the report of train(), each symptom by itself.
 
-It is a capstone: only symptoms are told, each of them whatever the other faults do.
+It's a capstone, so it tells only symptoms, each one whatever the other faults do.
 """
 
 from exercises.common import compared

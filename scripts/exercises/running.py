@@ -18,8 +18,8 @@ from multiprocessing.connection import wait
 
 from exercises.common import sentence_of
 
-START_LIMIT, RUN_LIMIT = 120, 20  # seconds: until all ranks stand, and until all are done
-PATIENCE = 1  # seconds that the other ranks still have once one has failed
+START_LIMIT, RUN_LIMIT = 120, 20  # seconds: until all ranks have started, and until all are done
+PATIENCE = 1  # seconds that the other ranks still get once one has failed
 
 
 def check_of(exercise_id):
@@ -35,7 +35,7 @@ def load(file):
     sys.dont_write_bytecode = True  # a learner's folder holds what the learner has put there
     spec = importlib.util.spec_from_file_location("__mp_main__", file)
     module = importlib.util.module_from_spec(spec)
-    # Then processes that it starts, for example those of a DataLoader, find its classes too.
+    # Then processes that it starts, such as the workers of a DataLoader, find its classes too.
     sys.modules["__main__"] = sys.modules["__mp_main__"] = module
     module.__spec__ = None
     spec.loader.exec_module(module)
@@ -43,7 +43,7 @@ def load(file):
 
 
 def end_with(process):
-    """End this process when another one has ended, however it did."""
+    """Exit when a different process has ended, however it ended."""
     process.join()
     os._exit(1)
 
@@ -63,7 +63,7 @@ def set_up(rank, world_size, folder):
 
 
 def join_group(rank, world_size):
-    """Join the group of all ranks, and wait until they are there."""
+    """Join the group of all ranks, and wait until all have joined."""
     import torch
     import torch.distributed as dist
 
@@ -83,11 +83,11 @@ def be_rank(rank, world_size, exercise_id, file, folder, pipe):
         pipe.send(("started", None))
         pipe.send(("seen", check_of(exercise_id).look(load(file), rank, world_size)))
     except SystemExit as error:
-        pipe.send(("failed", f"ended itself by exit({error.code!r})"))
+        pipe.send(("failed", f"called exit({error.code!r})"))
     except BaseException as error:
         pipe.send(("failed", sentence_of(error, file)))
     with contextlib.suppress(EOFError):
-        pipe.recv()  # who leaves early breaks the connections of the others
+        pipe.recv()  # a rank that leaves early breaks the connections of the others
     os._exit(0)
 
 
@@ -97,7 +97,7 @@ def be_rank(rank, world_size, exercise_id, file, folder, pipe):
 def import_once(exercises):
     """Have torch, and what these exercises need besides, imported once for all of their ranks."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    os.environ["KINETO_LOG_LEVEL"] = "99"  # hides what the profiler says of itself
+    os.environ["KINETO_LOG_LEVEL"] = "99"  # hides the profiler's messages about itself
     modules = ["torch", "torch._dynamo", "torch.distributed", "torch.profiler", "h5py"]
     for exercise in exercises:
         modules += exercise.get("imports", [])
@@ -149,12 +149,12 @@ def collect(pipes, limit):
             break
         for pipe in ready:
             kind, value = receive(pipe)
-            if kind == "started" and not failed:  # the group stands, so all ranks have started
+            if kind == "started" and not failed:  # all ranks have joined the group
                 end = time.monotonic() + limit
             elif kind == "seen":
                 seen[pipes[pipe]] = value
             elif kind == "failed":
-                if not failed:  # the others may have something to say, or wait for it in vain
+                if not failed:  # the others may have something to say, or wait for ever
                     end = min(end, time.monotonic() + PATIENCE)
                 failed[pipes[pipe]] = value
     return seen, failed
@@ -178,6 +178,6 @@ def run(exercise, file, limit=RUN_LIMIT):
         return [(False, f"rank {late}: not finished (limit {limit} s)")]
     try:
         return list(check_of(exercise["id"]).judge([seen[rank] for rank in sorted(seen)]))
-    except Exception as error:  # what the ranks returned is of another kind than expected
+    except Exception as error:  # the ranks returned something unexpected
         text = f"the result cannot be read ({type(error).__name__}: {error})"
         return [(False, f"all ranks: {text}. Return what the docstring says.")]

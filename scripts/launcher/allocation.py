@@ -47,12 +47,12 @@ def run(options):
 
 
 def nodes_of_job():
-    """Return the names of the job's nodes. Ends where they could not meet."""
+    """Return the names of the job's nodes. Exit if they could not meet."""
     show = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
     try:
         nodes = subprocess.check_output(show).decode().split()
     except FileNotFoundError:
-        words = "If PYTHON starts a container, a python3 outside of it is needed, too."
+        words = "If PYTHON starts a container, you also need a python3 outside of it."
         sys.exit(f"{sys.executable} finds no scontrol. {words}")
     address = os.environ.get("MASTER_ADDR", "")
     if len(nodes) > 1 and address.startswith(("127.", "localhost")):
@@ -63,8 +63,8 @@ def nodes_of_job():
 
 def ask(nodes):
     """Ask nodes what answer() says. Return a list of such dicts, the first node's first."""
-    # Only the first node knows which port is free there. The others are like it, unless the GPUs
-    # were counted for all nodes together.
+    # Only the first node knows which of its ports is free. The others have the same GPUs, unless
+    # these were counted for all nodes together.
     options = ["--nodes=1", "--ntasks=1", f"--nodelist={nodes[0]}", "--overlap"]
     if os.environ.get("SLURM_GPUS"):
         options = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"]

@@ -1,4 +1,4 @@
-"""Why a job ended: what its processes say on stderr is passed on, the first to fail is named."""
+"""Why a job ended: pass on what its processes say on stderr, and name the first to fail."""
 
 import contextlib
 import os
@@ -9,10 +9,10 @@ import signal
 CANNOT = 69  # the exit status of a lesson that this machine or this PyTorch cannot run
 STDERR = 2
 SILENCE = 15  # seconds: srun may wait for a lost node without end
-# What PyTorch says where ranks did not meet in time: rank 0, and the others.
+# What PyTorch says if ranks did not meet in time: rank 0, and the others.
 APART = re.compile(r"Timed out after .* waiting for clients|client socket has timed out")
 LOST = re.compile(r"srun: error:.*(?:[Ff]ailure|failed) on (?:node )?([^ :]+)")
-TOLD = re.compile(r"launcher: (\d+\.\d+) (.*)")  # what a task tells the one who started srun
+TOLD = re.compile(r"launcher: (\d+\.\d+) (.*)")  # what a task tells the launcher
 
 
 class Verdict:
@@ -59,9 +59,9 @@ class Verdict:
 
 
 def say(text):
-    """Write to stderr at once, text or bytes."""
+    """Write to stderr immediately, text or bytes."""
     data = text if isinstance(text, bytes) else text.encode()
-    with contextlib.suppress(BrokenPipeError):  # nobody reads on: the ranks go on all the same
+    with contextlib.suppress(BrokenPipeError):  # nobody reads on, but the ranks continue
         while data:
             data = data[os.write(STDERR, data) :]
 
@@ -69,7 +69,7 @@ def say(text):
 def pass_on(verdict, pipe, on_silence=None, silence=SILENCE):
     """Give a verdict all lines of a pipe, the last one even if it is cut off.
 
-    on_silence is called once, when after a failure nothing has come for so many seconds.
+    on_silence is called once, if after a failure nothing arrives for that many seconds.
     """
     data, rest = b"more", b""
     while data:
@@ -88,7 +88,7 @@ def pass_on(verdict, pipe, on_silence=None, silence=SILENCE):
 
 def ending(status):
     """Return how a command ended, in words, from its exit status as a shell or Python has it."""
-    with contextlib.suppress(ValueError):  # there are not so many signals
+    with contextlib.suppress(ValueError):  # there is no such signal
         return f"signal {signal.Signals(as_a_shell(status) - 128).name[3:]}"
     return f"exit status {status}"
 

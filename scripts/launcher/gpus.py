@@ -1,6 +1,6 @@
 """Which GPUs there are, and the variable that chooses among them: NVIDIA, AMD and Intel.
 
-The standard library is enough. What needs torch is given it.
+It needs only the standard library. Functions that need torch get it as an argument.
 """
 
 import os
@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-# What there is in /dev, of NVIDIA, AMD, Windows (WSL2) and Intel; the last one also without a GPU.
+# Names in /dev, of NVIDIA, AMD, Windows (WSL2) and Intel. Intel's may be there without a GPU.
 DEVICES = Path("/dev")
 NAMES = "nvidia[0-9]*", "kfd", "dxg", "dri"
 # What hides GPUs.
@@ -24,12 +24,12 @@ def has_gpus():
 def find_gpus():
     """Return the variable that chooses GPUs on this machine, and the GPUs that are chosen.
 
-    They are called as the variable calls them: ["CUDA_VISIBLE_DEVICES", "2", "3"]. Where there are
-    none the list is empty, and nobody has to wait for torch.
+    They have the names that the variable uses: ["CUDA_VISIBLE_DEVICES", "2", "3"]. Without a GPU
+    the list is empty, and nobody has to wait for torch.
     """
     if not any(any(DEVICES.glob(name)) for name in NAMES):
         return []
-    # In a process of its own: torch is large. If it cannot be imported, the ranks will say so, too.
+    # In a separate process, because torch is large. If it cannot be imported, the ranks say so.
     ask = subprocess.Popen([sys.executable, __file__], stdout=subprocess.PIPE)
     return ask.communicate()[0].decode().split()
 
@@ -37,8 +37,8 @@ def find_gpus():
 def own_gpu_only(environment):
     """Return whether a task of Slurm may see its own GPU only, and not the others of its node.
 
-    Not where its mask names several. Nor parts of divided GPUs (MIG): a process sees one of them at
-    most, and NCCL takes two of the same GPU for one.
+    Not if its mask names several, or parts of divided GPUs (MIG): a process sees at most one part,
+    and NCCL takes two parts of one GPU for the same GPU.
     """
     mask = next((environment[name] for name in MASKS if environment.get(name)), "")
     return "," not in mask and "MIG" not in mask
@@ -47,7 +47,7 @@ def own_gpu_only(environment):
 def name_gpus(torch):
     """Return the variable that chooses GPUs, and those that torch sees, as the variable has them.
 
-    Such as ("CUDA_VISIBLE_DEVICES", ["2", "3"]). Where there are none: ("", []).
+    Such as ("CUDA_VISIBLE_DEVICES", ["2", "3"]). Without a GPU: ("", []).
     """
     count = torch.accelerator.device_count()
     kind = torch.accelerator.current_accelerator().type if count else "cpu"
@@ -55,8 +55,8 @@ def name_gpus(torch):
         return "", []
     name = mask = "ZE_AFFINITY_MASK" if kind == "xpu" else "CUDA_VISIBLE_DEVICES"
     if torch.version.hip:
-        # It wins over CUDA's. PyTorch also counts by it, and by CUDA's only if ROCR's is not set:
-        # that one is applied first, and the others count what it leaves.
+        # It overrides CUDA's. PyTorch also counts by it, and by CUDA's only if ROCR's is not set:
+        # ROCR's is applied first, and the other variables count what it leaves.
         name = "HIP_VISIBLE_DEVICES"
         mask = name if os.environ.get(name) else mask
     gpus = [entry.strip() for entry in os.environ.get(mask, "").split(",") if entry.strip()]
@@ -75,7 +75,7 @@ def share_gpus(found, nodes, each):
     if len(gpus) >= nodes * each:
         parts = [gpus[node * each : (node + 1) * each] for node in range(nodes)]
         return [{name: ",".join(part)} for part in parts], f"{len(gpus)} GPUs"
-    if nodes > 1 and each <= len(gpus):  # each node would believe that it has enough
+    if nodes > 1 and each <= len(gpus):  # each node would think that it has enough
         hidden = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
         hidden["ONEAPI_DEVICE_SELECTOR"] = "opencl:cpu"
         return [hidden] * nodes, "the CPU, because there are fewer GPUs than ranks"

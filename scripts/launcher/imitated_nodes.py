@@ -1,4 +1,4 @@
-"""Without Slurm: nodes that are imitated on this machine, each with ranks of its own."""
+"""Without Slurm: nodes that are imitated on this machine, each with its own ranks."""
 
 import os
 import queue
@@ -16,8 +16,8 @@ from launcher.monitor import watched
 from launcher.processes import Group, end_on_signals
 from launcher.task import command_of, threads
 
-GRACE = 5  # seconds from SIGTERM to SIGKILL. Whoever started the launcher waits longer
-LAST_WORDS = 1.5  # seconds in which the others end by themselves, as a rule, and may say something
+GRACE = 5  # seconds from SIGTERM to SIGKILL. What started the launcher waits longer
+LAST_WORDS = 1.5  # seconds in which the others usually end by themselves, and may say why
 
 
 def run(options):
@@ -52,7 +52,7 @@ def run(options):
 
 
 def run_ranks(ranks, group):
-    """Run ranks on this machine; when one fails, end the others. Return the exit status.
+    """Run ranks on this machine; when one fails, stop the others. Return the exit status.
 
     ranks   the command and the environment of each, {name: (command, environment)}
     group   the processes.Group that they are to belong to
@@ -71,7 +71,7 @@ def run_ranks(ranks, group):
         status = wait_for_all(list(ranks), ended, verdict)
         if not status:
             for process in group.settle():
-                say(f"Left behind by a rank, ended now: process {process}\n")
+                say(f"Left behind by a rank, so killed: process {process}\n")
     finally:
         group.end()
         reader.join(1)  # no longer: a process that nobody can find may hold the pipe
@@ -90,7 +90,7 @@ def wait_for_all(running, ended, verdict):
     time.sleep(LAST_WORDS)
     while not ended.empty():
         running.remove(ended.get()[0])
-    # They are stopped, or busy with something else. If it is CANNOT, none has failed.
+    # They hang, or are busy with something. If it is CANNOT, none has failed.
     for name in running if status != CANNOT else []:
         say(f"Still running: {name}.\n")
     return status

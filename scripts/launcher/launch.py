@@ -1,12 +1,12 @@
 """Starts a lesson on all nodes of a Slurm allocation: a process, called rank, for each task that
-you asked for (-n, --ntasks-per-node). Where you asked for none: for each GPU, else for each node.
+you asked for (-n, --ntasks-per-node). If none: for each GPU, or without GPUs for each node.
 
 Usage: scripts/multinode_setup_and_run.sh [option]... FILE [argument of FILE]...
   FILE           a path, the name of a lesson's file, or a lesson's number
   --local N[xM]  no Slurm: imitate N nodes with M ranks each (1) on this machine
   --torchrun     on each node one torchrun starts the ranks, instead of srun
-  --max-restarts N  the same, and when a rank fails all start again, at most N times; what the
-                 ranks say on stderr goes to runs/torchrun/
+  --max-restarts N  the same, and when a rank fails, all start again, at most N times; what the
+                 ranks print on stderr goes to runs/torchrun/
   --monitor      write how busy each node is to logs/cpu-*.out and logs/gpu-*.out (with vmstat
                  and nvidia-smi, rocm-smi or xpu-smi)
   --dry-run      print what would be started
@@ -19,8 +19,8 @@ Inside an allocation:
 Each rank gets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and LOCAL_WORLD_SIZE.
 What you set yourself stays: MASTER_ADDR, MASTER_PORT, OMP_NUM_THREADS, GLOO_SOCKET_IFNAME,
 NCCL_SOCKET_IFNAME, PYTHON. PYTHON may be a script that starts it in a container: day2/SITES.md.
-DIST_TIMEOUT is the seconds that a rank waits in a collective (60).
-Exit status 69: this machine or this version of PyTorch cannot run the lesson, as it has said.
+DIST_TIMEOUT is how many seconds a rank waits in a collective (60).
+Exit status 69: this machine or this version of PyTorch cannot run the lesson, which says why.
 """
 
 import argparse
@@ -42,12 +42,12 @@ NOT_IN_A_JOB = """This is not inside a Slurm allocation. Get one:
 --constraint gpu --gpus-per-node 4 --account=<acc_name>_g
 or imitate two nodes on this machine:
   scripts/multinode_setup_and_run.sh --local 2x2 """
-IN_A_STEP = """srun has started this, which calls srun itself. Start it without srun, from the \
+IN_A_STEP = """srun started this script, but it calls srun itself. Start it without srun, from the \
 shell of the allocation: scripts/multinode_setup_and_run.sh """
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose help is the text above, and whose errors are one sentence."""
+    """A parser whose help is the text above, and whose errors are one line."""
 
     def format_help(self):
         return __doc__
@@ -59,7 +59,7 @@ class Parser(argparse.ArgumentParser):
 def nodes_and_ranks(text):
     """Return the numbers of N or NxM."""
     if not re.fullmatch("[1-9][0-9]{0,3}(x[1-9][0-9]{0,3})?", text):
-        raise argparse.ArgumentTypeError("wants N or NxM, such as 2x4: nodes, and ranks on each")
+        raise argparse.ArgumentTypeError("must be N or NxM, such as 2x4: nodes, and ranks on each")
     nodes, _, each = text.partition("x")
     return int(nodes), int(each or 1)
 
@@ -72,7 +72,7 @@ def parse_args(words):
     parser.add_argument("--max-restarts", type=int)
     parser.add_argument("--monitor", action="store_true")
     parser.add_argument("--dry-run", action="store_true")
-    # What the launcher has srun start: a task, and what tells it about a node.
+    # What the launcher lets srun start: a task, and what tells it about a node.
     parser.add_argument("--as-task", action="store_true")
     parser.add_argument("--as-probe", action="store_true")
     parser.add_argument("command", nargs=argparse.REMAINDER)
@@ -80,7 +80,7 @@ def parse_args(words):
     if unknown:
         parser.error(f"There is no option {unknown[0]}. See {SCRIPT} --help")
     if not options.command and not options.as_probe:
-        parser.error(f"Which lesson? For example: {SCRIPT} 9. More: --help")
+        parser.error(f"Name a lesson, for example: {SCRIPT} 9. See --help")
     options.torchrun = options.torchrun or options.max_restarts is not None
     return options
 
@@ -93,7 +93,7 @@ def find_file(name):
     for place in places:
         if os.path.isfile(place):
             return os.path.realpath(place)
-    words = "These are the lessons: scripts/run_course.sh --list"
+    words = "To see all lessons: scripts/run_course.sh --list"
     sys.exit(f"There is no lesson and no file '{name}'. {words}")
 
 
@@ -109,7 +109,7 @@ def main():
         return imitated_nodes.run(options)
     if "SLURM_JOB_ID" not in os.environ:
         sys.exit(NOT_IN_A_JOB + wanted)
-    if in_a_step(os.environ) and not os.isatty(0):  # somebody types in a shell of srun --pty
+    if in_a_step(os.environ) and not os.isatty(0):  # not for a person in a shell of srun --pty
         sys.exit(IN_A_STEP + wanted)
     return allocation.run(options)
 

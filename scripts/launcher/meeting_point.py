@@ -15,7 +15,7 @@ SIOCGIFADDR = 0x8915  # Linux's number for "which address has this interface?", 
 def reserve_port():
     """Return a socket that keeps a free port for rank 0, until the socket is closed.
 
-    The port is one of those that no program gets by itself.
+    The port is in a range from which no program gets one unasked.
     """
     while True:
         keeper = socket.socket()
@@ -24,8 +24,8 @@ def reserve_port():
         except OSError:
             keeper.close()
             continue
-        # Only now: rank 0 sets this option, too, and may listen there. The bind of another launcher
-        # that has come to the same number fails.
+        # Only now: rank 0 sets this option, too, and may listen there. If a different launcher
+        # comes to the same number, its bind fails.
         keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         return keeper
 
@@ -35,14 +35,14 @@ def address_and_interface(node, leads_to=None):
 
     leads_to   to which host the interface leads: this node if it is the first one
 
-    What the user has set stays. The interface is "" where none is found.
+    What the user has set stays. The interface is "" if none is found.
     """
     known = interfaces()
     interface = os.environ.get("GLOO_SOCKET_IFNAME") or interface_to(leads_to or node, known)
     address = known.get(interface)
     if not address or address in addresses_of(node):
         return node, interface
-    # The name leads into a slower network, or to 127.0.1.1, the node itself. Or nobody knows it.
+    # The name leads to a slower network or to 127.0.1.1, the node itself, or nobody knows it.
     return address, interface
 
 
@@ -77,7 +77,7 @@ def interface_to(host, known):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks, contextlib.suppress(OSError):
         asks.connect((host, 9))  # nothing is sent
         source = asks.getsockname()[0]
-    # A machine may know its own name as 127.0.1.1, where no other can reach it.
+    # A machine may know its own name as 127.0.1.1, where no other machine can reach it.
     outward = [name for name in known if not known[name].startswith("127.")]
     fast = [name for name in FAST if name in known]
     leading = [name for name in outward if known[name] == source]
@@ -85,7 +85,7 @@ def interface_to(host, known):
 
 
 def addresses_of(name):
-    """Return the IPv4 addresses of a name, [] where nobody knows it."""
+    """Return the IPv4 addresses of a name, [] if nobody knows it."""
     with contextlib.suppress(OSError):
         return [found[4][0] for found in socket.getaddrinfo(name, None, socket.AF_INET)]
     return []

@@ -1,10 +1,10 @@
-"""Run commands, and end them wholly: no process that they started goes on.
+"""Run commands, and stop all of their processes: none that they started stays behind.
 
-Whoever waits for a command often waits for more than that: for the pipe into which it prints. A
-process that the command has left behind keeps this pipe open, and then the wait has no end. Here
-only the command itself and the clock are waited for.
+If you wait for a command, you often wait for more than that: for the pipe into which it prints. A
+process that the command has left behind keeps this pipe open, so the wait never ends. Here, we
+wait only for the command itself and for the clock.
 
-The standard library is enough. All rooms and the tests use it.
+It needs only the standard library. All folders beside it and the tests use it.
 """
 
 import atexit
@@ -33,14 +33,14 @@ class Group:
     starts, so that it is also found in another process group or session, and when its parent has
     ended. On a Mac, which has no /proc, it is known by its process group while the command runs.
 
-    Each command has a session of its own, so Ctrl-C at the terminal reaches only the process that
+    Each command has its own session, so Ctrl-C at the terminal reaches only the process that
     waits for it. Use the group in a with statement, which passes the Ctrl-C on: whatever ends the
     statement, ends the group.
 
     grace      how many seconds the processes get from the first signal to SIGKILL. The launcher
                and torchrun take 5 to end their ranks
-    settle     how many seconds they may go on after their commands, as Python's helpers do
-    patience   how many times as long, at most, they get where the machine has too much to do
+    settle     how many seconds they may run on after their commands, as Python's helpers do
+    patience   how many times as long, at most, they get if the machine has too much to do
     """
 
     def __init__(self, grace=8, settle=5, patience=10):
@@ -71,8 +71,8 @@ class Group:
             return [-process.pid for process in self._started if process.poll() is None]
         found = []
         for folder in PROC.glob("[0-9]*"):
-            with contextlib.suppress(OSError):  # it ended in this moment, or is somebody else's
-                environment = (folder / "environ").read_bytes()  # empty where it has ended
+            with contextlib.suppress(OSError):  # it has just ended, or is another user's
+                environment = (folder / "environ").read_bytes()  # empty if it has ended
                 if self._mark.encode() in environment:
                     found.append(int(folder.name))
         return found
@@ -86,8 +86,8 @@ class Group:
         try:
             if send(number, self.processes()):
                 stubborn = self._wait_for_none(self._grace)
-        finally:  # at once, if somebody does not want to wait and presses Ctrl-C again
-            give_up = time.monotonic() + 5  # even this takes a moment, or is in vain
+        finally:  # immediately, if you do not want to wait and press Ctrl-C again
+            give_up = time.monotonic() + 5  # even this takes a moment, or fails
             while send(signal.SIGKILL, self.processes()) and time.monotonic() < give_up:
                 time.sleep(TICK)
         running.discard(self)
@@ -97,9 +97,9 @@ class Group:
         return stubborn
 
     def settle(self):
-        """Return the processes that go on after their commands, a list of ids and commands.
+        """Return the processes that outlive their commands, a list of ids and commands.
 
-        They get a few seconds to end by themselves, and then are ended.
+        They get a few seconds to end by themselves, and then are killed.
         """
         left = self._wait_for_none(self._settle)
         self.end()
@@ -122,8 +122,8 @@ class Job(Group):
     limit     how many seconds the command may take
     seconds   how many it took; None while it runs
     stopped   whether it was still running when its limit was over
-    left      the processes that went on all the same, after the end of the command or, if it was
-              stopped, after SIGTERM: a list of their ids and commands. They are ended
+    left      the processes that still ran after the end of the command or, if it was stopped,
+              after SIGTERM: a list of their ids and commands. They are killed
     """
 
     def __init__(self, command, limit, *, grace=8, settle=5, patience=10, **options):
@@ -134,7 +134,7 @@ class Job(Group):
         self._output, self._errors, self._readers = [], [], []
         self._begin = time.monotonic()
         self.process = self.start(command, **{"stdout": subprocess.PIPE, **options})
-        # Threads read the pipes: nobody else has to wait for them. They never hold up the end.
+        # Threads read the pipes, so that nobody has to wait for them. They never delay the end.
         for arguments in (self.process.stdout, self._output), (self.process.stderr, self._errors):
             if arguments[0]:
                 self._readers.append(threading.Thread(target=read, args=arguments, daemon=True))
@@ -164,11 +164,11 @@ class Job(Group):
 
     @property
     def errors(self):
-        """What it has printed on stderr so far, where that is a pipe of its own."""
+        """What it has printed on stderr so far, if that is a separate pipe."""
         return "".join(self._errors)
 
     def lines(self):
-        """Yield the lines of stdout as they come. Then the job is at its end, or it is ended."""
+        """Yield the lines of stdout as they come. Then the job has ended, or is stopped."""
         count = 0
         while self in running:
             time_left = self._begin + self.limit - time.monotonic()
@@ -182,7 +182,7 @@ class Job(Group):
                 count += 1
 
     def wait(self):
-        """Wait for the end of the job, or end it at its limit. Return its exit status."""
+        """Wait for the end of the job, or stop it at its limit. Return its exit status."""
         for _ in self.lines():
             pass
         return self.status
@@ -196,7 +196,7 @@ class Job(Group):
 
 
 def run(command, limit, **options):
-    """Run a command to its end, or end it at its limit. Return the Job; the options are its."""
+    """Run a command to its end, or stop it at its limit. Return the Job; the options are its."""
     with Job(command, limit, **options) as job:
         job.wait()
     return job
@@ -210,7 +210,7 @@ def read(pipe, lines):
 
 
 def named(pid):
-    """Return the id of a process and, where there is a /proc, how it was started."""
+    """Return the id of a process and, if there is a /proc, how it was started."""
     with contextlib.suppress(OSError):
         words = (PROC / str(pid) / "cmdline").read_text(errors="replace").split("\0")
         return f"{pid} {' '.join(words)}".strip()
@@ -226,7 +226,7 @@ def send(number, pids):
 
 
 def end_on_signals(*more):
-    """Have every signal that ends this process end its groups. What is ignored stays ignored."""
+    """Let every signal that ends this process end its groups. What is ignored stays ignored."""
 
     def leave(number, frame):
         sys.exit(128 + number)

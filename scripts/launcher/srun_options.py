@@ -24,7 +24,7 @@ def for_srun(environment):
 
 
 def expand(text):
-    """Return the numbers of a list of Slurm: [4, 4, 3] of 4(x2),3. Spaces may divide it, too."""
+    """Return the numbers of a list of Slurm: [4, 4, 3] of 4(x2),3. Spaces may separate it, too."""
     numbers = []
     for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
         numbers += [int(number)] * int(times or 1)
@@ -39,18 +39,18 @@ def count_gpus(environment):
 
 
 def choose_ranks(gpus, environment):
-    """Return how many ranks each node gets: as many as tasks were asked for, else as gpus says.
+    """Return how many ranks each node gets: as many as tasks were asked for, or as gpus says.
 
     gpus   for how many ranks each node has GPUs
     """
     nodes = len(gpus)
     each = int(environment.get("SLURM_NTASKS_PER_NODE") or 0)
     tasks = int(environment.get("SLURM_NTASKS") or 0)
-    # About CPUs where no tasks were asked for.
+    # About CPUs if no tasks were asked for.
     shares = expand(environment.get("SLURM_TASKS_PER_NODE", ""))
     if each and tasks in (0, each * nodes):
         return [each] * nodes
-    # srun --pty counts its shell as a task, also where none was asked for.
+    # srun --pty counts its shell as a task, even if none was asked for.
     only_shells = in_a_step(environment) and tasks == nodes
     if not tasks or len(shares) != nodes or only_shells:
         return gpus
@@ -82,13 +82,13 @@ def options_of(nodes, ranks, torchrun, environment):
             sys.exit(f"With --torchrun {words} Ask with --gpus-per-node instead.")
         options += [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"]
         options += ["--distribution=block"]
-        if same_cpus:  # otherwise each has all that there are on its node
+        if same_cpus:  # otherwise each has all CPUs of its node
             options += [f"--cpus-per-task={cpus * most or cpus_on[0]}"]
         return cpus, options
     options += [f"--ntasks={sum(ranks)}", f"--cpus-per-task={cpus or 1}"]
     if same_cpus and len(set(ranks)) == 1:
         options += [f"--nodes={len(nodes)}", f"--ntasks-per-node={most}", "--distribution=block"]
-    else:  # Slurm might share them out in another way: name the node of each rank
+    else:  # Slurm might place them differently: name the node of each rank
         names = [node for node, count in zip(nodes, ranks) for _ in range(count)]
         options += [f"--nodelist={','.join(names)}", "--distribution=arbitrary"]
     if not cpus:

@@ -15,8 +15,8 @@ from launcher.meeting_point import address_and_interface, variables_of
 from launcher.monitor import watched
 from launcher.srun_options import count_gpus, expand
 
-# What a torchrun must not find: it sets these itself. Nodes may have unequal numbers of ranks, so
-# the ranks must not be told that all nodes are alike, which is the last.
+# What a torchrun must not find: it sets these itself. Nodes may have different numbers of
+# ranks, so the last one, which says that all nodes are the same, must not be set.
 NOT_FOR_TORCHRUN = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"]
 NOT_FOR_TORCHRUN += ["MASTER_ADDR", "MASTER_PORT", "TORCH_ELASTIC_WORKER_IDENTICAL"]
 
@@ -27,12 +27,12 @@ def run(options):
     address, interface = address_and_interface(node, leads_to=os.environ["MASTER_ADDR"])
     variables = {**variables_of_rank(os.environ, options.torchrun), **variables_of(interface)}
     command, environment = command_of(options, variables, address)
-    # At Ctrl-C the rank may say something. This process would only add a traceback.
+    # At Ctrl-C, the rank may say something. This process would only add a traceback.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     log = f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}-{node}"
     with watched([log] if options.monitor and variables["LOCAL_RANK"] == "0" else []):
-        # Where Slurm tracks processes with control groups, it signals only those that it has
+        # If Slurm tracks processes with control groups, it signals only those that it has
         # started itself, such as this one. And the rank may have something to save.
         process, passed_on = start_and_pass_on(command, [signal.SIGTERM], env=environment)
         status = process.wait()
@@ -75,8 +75,8 @@ def threads(cpus, ranks):
 def command_of(options, variables, address):
     """Return the command of a rank, or of a node's torchrun, and its environment.
 
-    options     those of launch.py
-    variables   RANK, LOCAL_RANK and so on, {name: text}, beside those of this process
+    options     launch.py's
+    variables   RANK, LOCAL_RANK and so on, {name: text}, in addition to this process's
     address     how the others reach this node
     """
     environment = {**os.environ, **variables}

@@ -8,6 +8,7 @@ RANKS = ["#0072B2", "#C24E00", "#007A59", "#8F4A86"]
 INK, GREY, PALE, YELLOW = "#16191d", "#4a5058", "#eef1f4", "#ffe08a"
 COMPUTE, SEND = "#9cc9e8", "#f2b48c"
 LINE, DONE, SENT = "#b8bec6", "#bfe6d2", "#8a4b1c"
+LOST, ALARM = "#f3bcbc", "#a31515"  # what is gone, and what has gone wrong
 WIDTH = 7.8  # inches. On a phone, 343 pixels: there a text of 17 points is 10 pixels high
 SIZE = 18  # points
 SMALL = 17  # no text is smaller

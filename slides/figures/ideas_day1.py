@@ -23,17 +23,17 @@ from sources import ROOT, read
 
 def course_map():
     """All lessons in order: what each adds, and which of them give the same losses."""
-    axes = sheet(7.0, 9.0)
-    first = ["all_reduce", "on GPUs:\nbandwidth", "one\nprocess", "4 times\nthe same"]
+    axes = sheet(6.8, 9.0)
+    first = ["all_reduce", "on GPUs:\nbandwidth", "one\nprocess", "started\n4 times"]
     first += ["gradients\nby hand", "profiler", "DDP", "timing", "learning\nrate"]
     second = ["all_reduce", "lesson 6\non nodes", "data from\ndisk"]
     beyond = ["restart", "full\nrecipe", "sparse\ngradients", "Accelerate"]
-    beyond += ["slow\nnetwork", "FSDP", "a second\nnode?"]
+    beyond += ["slow\nnetwork", "FSDP", "a second\nnode?", "tensor\nparallel", "pipeline"]
     number, middle = 0, {}
     for title, top, words in (
-        ("Day 1: one node", 6.74, first),
-        ("Day 2: many nodes", 4.06, second),
-        ("Beyond the two days", 2.4, beyond),
+        ("Day 1: one node", 6.57, first),
+        ("Day 2: many nodes", 3.89, second),
+        ("Beyond the two days", 2.23, beyond),
     ):
         say(axes, 0.1, top, title, 19, "#003f6b", "left", weight="bold")
         for i, text in enumerate(words):
@@ -52,8 +52,8 @@ def course_map():
     for one in (2, 4, 6):
         axes.plot([middle[one][0]] * 2, [middle[one][1], between], **style)
     axes.plot([middle[6][0]] * 2, [middle[6][1], middle[10][1]], **style)
-    words = "2 = 4 = 6 = 10: the same losses,\nif the global batch is the same"
-    say(axes, 2.95, 4.25, words, SIZE, RANKS[2], "left", weight="bold")
+    words = "2, 4, 6, 10: is it still\nthe same training?"
+    say(axes, 2.95, 4.08, words, SIZE, RANKS[2], "left", weight="bold")
     return axes
 
 
@@ -226,7 +226,7 @@ def identical():
                 stripe = Rectangle((left + 0.9 + i * 2.8 / 24, y), 2.8 / 24, 0.56, fc=color)
                 axes.add_patch(stripe)
     say(axes, 1.9, 0.52, "240,000 images per epoch:\nthe same model, four times")
-    say(axes, 5.95, 0.52, "4 × 15,000 images per epoch:\none model")
+    say(axes, 5.95, 0.52, "4 × 15,000 images per epoch:\neach image once")
     axes.plot([3.9, 3.9], [0.2, 4.8], color=LINE, lw=1.5)
     return axes
 
@@ -259,9 +259,8 @@ def sampler():
         row = [ranks[i % 4][i // 4] for i in range(16)]
         for i, image in enumerate(row):
             box(axes, 1.05 + i * 0.417, y, 0.38, 0.6, str(image), RANKS[i % 4], size=SMALL)
-    say(
-        axes, 3.9, 4.28, "16 images: shuffled alike on every rank,\nthen dealt out like cards", SIZE
-    )
+    words = "16 images: shuffled in the same way on every rank,\nthen dealt out like cards"
+    say(axes, 3.9, 4.28, words, SIZE)
     for rank, images in enumerate(data["epochs"][0]):
         x = 0.1 + rank * 1.92
         numbers = ", ".join(map(str, images))

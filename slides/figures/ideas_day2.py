@@ -154,8 +154,8 @@ def skipped_collective():
                 ls="--",
                 lw=2.5,
             )
-            box(axes, 4.07, y, 2.4, 0.65, "goes on without it", COMPUTE, size=SMALL)
-            say(axes, 7.11, y + 0.32, "is ended", SMALL, GREY)
+            box(axes, 4.07, y, 2.4, 0.65, "continues without it", COMPUTE, size=SMALL)
+            say(axes, 7.11, y + 0.32, "is stopped", SMALL, GREY)
             continue
         box(axes, 3.14, y, 3.35, 0.65, "waits for rank 2", "#fbe6d6", size=SMALL, ec=SENT)
         box(axes, 6.52, y, 1.18, 0.65, "error", "#a31515", "white", weight="bold")

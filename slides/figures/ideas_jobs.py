@@ -1,11 +1,13 @@
 """Figures of lessons 12 to 15: jobs that restart, and other kinds of training."""
 
 from drawing import (
+    ALARM,
     COMPUTE,
     DONE,
     GREY,
     INK,
     LINE,
+    LOST,
     MONO,
     PALE,
     RANKS,
@@ -37,7 +39,7 @@ def restart():
     ):
         say(axes, 0.9, y + 0.37, name, SIZE, ha="right")
         box(axes, at(begin), y, (end - begin) * step, 0.75, "", color)
-    axes.add_patch(Rectangle((at(50), 3.55), 50 * step, 0.75, fc=SEND, ec="none"))
+    axes.add_patch(Rectangle((at(50), 3.55), 50 * step, 0.75, fc=LOST, ec="none"))
     say(axes, at(25), 3.91, "steps 1 to 50", SMALL, "white")
     say(axes, at(75), 3.91, "51 to 100: lost", SMALL)
     say(axes, at(75), 2.11, "51 to 100 again", SMALL, "white")
@@ -45,7 +47,7 @@ def restart():
         y = 3.55 if number == 50 else 1.75
         axes.plot([at(number)] * 2, [y - 0.12, y + 0.87], color=INK, lw=4)
         say(axes, at(number), y + 1.07 if number == 50 else y - 0.32, "snapshot", SMALL)
-    say(axes, at(100) + 0.15, 3.92, "a rank fails:\nall ranks are ended", SIZE, RANKS[1], "left")
+    say(axes, at(100) + 0.15, 3.92, "a rank fails:\nall ranks are stopped", SIZE, ALARM, "left")
     arrow(axes, (at(50), 3.4), (at(50), 2.55))
     say(axes, at(50) + 0.15, 2.98, "loads the snapshot", SMALL, ha="left")
     arrow(axes, (at(165), 2.12), (7.72, 2.12), RANKS[2])
@@ -56,27 +58,28 @@ def restart():
 def whole_file():
     """A job is killed while it saves: what lies under the snapshot's name then."""
     axes = sheet(5.0)
-    half = ("half a file", SEND)
+    half = ("half a file", LOST)
     direct = {"snapshot.pt": half}
-    renamed = {"snapshot.pt": ("the last snapshot", DONE), "snapshot.71": half}
+    renamed = {"snapshot.pt": ("the last snapshot", DONE), "snapshot.tmp": half}
+    first = "written under a different name, then renamed"
     for top, title, files, result, color in (
-        (4.72, "written under its own name", direct, "nothing to load", RANKS[1]),
-        (2.6, "written under another name, then renamed", renamed, "loads the last one", RANKS[2]),
+        (4.72, "written under its own name", direct, "nothing to load", ALARM),
+        (2.6, first, renamed, "loads the last one", RANKS[2]),
     ):
         say(axes, 0.1, top, title, SIZE, ha="left", weight="bold")
         for i, (name, (words, face)) in enumerate(files.items()):
             y = top - 0.95 - i * 0.75
             say(axes, 0.1, y + 0.3, name, SMALL, ha="left", family=MONO)
             width = 1.5 if "half" in words else 3.0
-            box(axes, 1.8, y, width, 0.62, words, face, size=SMALL)
+            box(axes, 1.95, y, width, 0.62, words, face, size=SMALL)
             if "half" in words:
-                box(axes, 1.8, y, 3.0, 0.62, color="none", ec=GREY, ls="--")
+                box(axes, 1.95, y, 3.0, 0.62, color="none", ec=GREY, ls="--")
         y = top - 0.95 - (len(files) - 1) * 0.375
-        arrow(axes, (4.95, y + 0.3), (5.35, y + 0.3), color)
-        say(axes, 6.55, y + 0.3, result, SIZE, color, weight="bold")
-    axes.plot([3.33, 3.33], [0.55, 1.6], color="#a31515", lw=3)
-    axes.plot([3.33, 3.33], [3.6, 4.5], color="#a31515", lw=3)
-    say(axes, 3.33, 0.3, "killed here", SIZE, "#a31515", weight="bold")
+        arrow(axes, (5.05, y + 0.3), (5.43, y + 0.3), color)
+        say(axes, 6.6, y + 0.3, result, SIZE, color, weight="bold")
+    axes.plot([3.45, 3.45], [0.55, 1.6], color=ALARM, lw=3)
+    axes.plot([3.45, 3.45], [3.6, 4.5], color=ALARM, lw=3)
+    say(axes, 3.45, 0.3, "killed here", SIZE, ALARM, weight="bold")
     axes.plot([0.1, 7.7], [3.1, 3.1], color=LINE, lw=1.5)
     return axes
 
@@ -91,11 +94,11 @@ def stop_together():
         for x in [1.1 + i * 0.63 for i in range(6)]:
             box(axes, x, y, 0.58, 0.56, "step", COMPUTE, size=SMALL)
         if told[rank]:
-            box(axes, told[rank] - 0.06, y - 0.06, 0.12, 0.68, color=RANKS[1])
-        box(axes, 6.6, y, 1.1, 0.56, "ends", PALE, size=SMALL)
-    box(axes, 4.95, 1.06, 1.55, 2.9, "snapshot,\nall_reduce:\nhas any rank\na signal?\nyes", YELLOW,
-        size=SMALL)  # fmt: skip
-    say(axes, 2.9, 4.5, "USR1 reaches some ranks earlier,\none not at all", SIZE, RANKS[1])
+            box(axes, told[rank] - 0.06, y - 0.06, 0.12, 0.68, color=ALARM)
+        box(axes, 6.6, y, 1.1, 0.56, "stops", PALE, size=SMALL)
+    words = "snapshot,\nthen all ask:\nhas any rank\na signal?\nyes"
+    box(axes, 4.95, 1.06, 1.55, 2.9, words, YELLOW, size=SMALL)
+    say(axes, 2.9, 4.5, "USR1 reaches some ranks earlier,\none not at all", SIZE, ALARM)
     time_axis(axes, 1.1, 7.7, 0.5)
     return axes
 

@@ -189,18 +189,18 @@ def column_row():
 
 
 def mesh():
-    """A mesh of 2 x 2 ranks: those of a node share the layers, those of a column the gradients."""
+    """A mesh of 2 x 2 ranks: a tensor group inside each node, a data group for each half."""
     axes = sheet(5.4)
     for row, y in ((0, 3.1), (1, 0.75)):
         box(axes, 1.5, y, 5.0, 1.45, color="white", ec=LINE)
-        say(axes, 0.1, y + 0.72, f"node {row}\n(data {row})", SMALL, GREY, "left")
+        say(axes, 0.1, y + 0.72, f"node {row}:\ntensor\ngroup {row}", SMALL, GREY, "left")
         for column, x in ((0, 1.75), (1, 4.55)):
             rank = 2 * row + column
             label = f"rank {rank}\n{('first', 'second')[column]} half"
             box(axes, x, y + 0.25, 1.7, 0.95, label, RANKS[column])
         arrow(axes, (3.5, y + 0.72), (4.5, y + 0.72), SENT, "<|-|>", lw=5)
     for column, x in ((0, 2.6), (1, 5.4)):
-        say(axes, x, 4.8, f"tensor {column}", SMALL, GREY)
+        say(axes, x, 4.8, f"data group {column}", SMALL, GREY)
         arrow(axes, (x, 1.97), (x, 3.33), SENT, "<|-|>", lw=2)
     say(axes, 4.0, 5.2, "each half of every layer is there twice", SIZE, weight="bold")
     say(axes, 4.0, 2.65, "gradients:\nonce a step", SMALL)
@@ -233,57 +233,57 @@ def gather_scatter():
                         face = edge = "none"
                         for i, stripe in enumerate(RANKS):
                             corner = at + i * 0.0875, y
-                            axes.add_patch(Rectangle(corner, 0.0875, 0.55, fc=stripe, lw=0))
-                    box(axes, at, y, 0.35, 0.55, label, face, ink, SMALL, ec=edge)
-            arrow(axes, (left + 1.62, y + 0.27), (left + 2.05, y + 0.27), lw=2)
-            say(axes, left + 0.02, y + 0.72, f"rank {rank}", SMALL, color, "left", weight="bold")
+                            axes.add_patch(Rectangle(corner, 0.0875, 0.48, fc=stripe, lw=0))
+                    box(axes, at, y, 0.35, 0.48, label, face, ink, SMALL, ec=edge)
+            arrow(axes, (left + 1.62, y + 0.24), (left + 2.05, y + 0.24), lw=2)
+            say(axes, left + 0.02, y + 0.67, f"rank {rank}", SMALL, color, "left", weight="bold")
     axes.plot([3.9, 3.9], [0.1, 5.1], color=LINE, lw=1.5)
     return axes
 
 
 def parallelism():
     """Which parallelism: what to ask of a training step, and what the answer leads to."""
-    axes = sheet(6.95)
+    axes = sheet(6.55)
     words = "First: bf16, small micro-batches, activation checkpointing"
-    box(axes, 0.1, 6.25, 7.6, 0.6, words, PALE, size=SMALL)
+    box(axes, 0.1, 5.9, 7.6, 0.55, words, PALE, size=SMALL)
     questions = [
-        (4.65, "Does a step fit into one\nGPU? Adam: 16 bytes a\nparameter, and activations"),
-        (2.5, "Do parts fit, and a\nwhole layer, and all\nactivations of a sample?"),
-        (0.62, "What is too large,\nor too slow?"),
+        (4.35, "Does a step fit into one\nGPU? Adam: 16 bytes a\nparameter, and activations"),
+        (2.35, "Do parts fit, and a\nwhole layer, and all\nactivations of a sample?"),
+        (0.6, "What is too large,\nor too slow?"),
     ]
     answers = [
-        (5.4, "fast enough: one GPU", PALE),
-        (4.68, "too slow: DDP (lesson 6)", DONE),
-        (3.88, "and slow link: lesson 16", DONE),
-        (3.1, "8 + 8 / N fit: ZeRO-1", DONE),
-        (2.42, "16 / N fit: FSDP (lesson 17)", DONE),
-        (1.74, "layer: tensor (lesson 19)", YELLOW),
-        (1.08, "link: pipeline (lesson 20)", YELLOW),
-        (0.42, "text: ring (exercise 17.4)", YELLOW),
+        (5.0, "fast enough: one GPU", PALE),
+        (4.32, "too slow: DDP (lesson 6)", DONE),
+        (3.56, "and slow link: lesson 16", DONE),
+        (2.9, "8 + 8 / N fit: ZeRO-1", DONE),
+        (2.27, "16 / N fit: FSDP (lesson 17)", DONE),
+        (1.64, "layer: tensor (lesson 19)", YELLOW),
+        (1.02, "link: pipeline (lesson 20)", YELLOW),
+        (0.4, "text: ring (exercise 17.4)", YELLOW),
     ]
     for y, words in questions:
         box(axes, 0.1, y, 3.2, 1.2 if words.count("\n") > 1 else 0.95, words, COMPUTE, size=SMALL)
     for y, words, color in answers:
-        box(axes, 4.2, y, 3.5, 0.6, words, color)
+        box(axes, 4.2, y, 3.5, 0.56, words, color)
     for start, end, word in (
-        (5.25, 5.67, "yes"),
-        (5.25, 4.98, ""),
-        (3.1, 3.4, "yes"),
-        (3.1, 2.75, ""),
-        (1.09, 2.0, ""),
-        (1.09, 1.38, ""),
-        (1.09, 0.76, ""),
+        (4.95, 5.28, "yes"),
+        (4.95, 4.6, ""),
+        (2.95, 3.18, "yes"),
+        (2.95, 2.55, ""),
+        (1.07, 1.92, ""),
+        (1.07, 1.3, ""),
+        (1.07, 0.68, ""),
     ):
         arrow(axes, (3.35, start), (4.15, end), lw=2)
         if word:
             say(axes, 3.7, max(start, end) + 0.17, word, SMALL, GREY)
-    arrow(axes, (1.7, 6.22), (1.7, 5.88))
-    arrow(axes, (5.95, 4.66), (5.95, 4.5), lw=2, mutation_scale=14)
-    for begin, end in ((4.62, 3.73), (2.47, 1.6)):
+    arrow(axes, (1.7, 5.88), (1.7, 5.57))
+    arrow(axes, (5.95, 4.3), (5.95, 4.14), lw=2, mutation_scale=14)
+    for begin, end in ((4.33, 3.57), (2.33, 1.57)):
         arrow(axes, (1.7, begin), (1.7, end))
         say(axes, 2.0, (begin + end) / 2, "no", SMALL, GREY)
     words = "Large jobs combine them: tensor inside a node, pipeline between."
-    say(axes, 3.9, 0.17, words, SMALL, GREY)
+    say(axes, 3.9, 0.18, words, SMALL, GREY)
     return axes
 
 

@@ -4,8 +4,7 @@
 import itertools
 import re
 
-import matplotlib
-from drawing import COMPUTE, GREY, INK, RANKS, SIZE, YELLOW, plot, say, source
+from drawing import GREY, INK, RANKS, SIZE, plot, say, source
 from sources import printed, read
 
 
@@ -137,35 +136,3 @@ def loss_10():
     circles = {"ms": 10, "mew": 2, "mfc": "none", "label": "lesson 10: two nodes"}
     axes.plot(*smooth(two["curves"][""]), "o", color=RANKS[1], **circles)
     return finish(axes, [0.03, 0.1, 0.3, 1, 3])
-
-
-def speedup_7():
-    """What lesson 7 measured: images/s against one process, medians and spreads."""
-    data, where = read("lesson7")
-    axes = plot()
-    highest = 0
-    for shift, name, color in ((-0.2, "weak", COMPUTE), (0.2, "strong", YELLOW)):
-        gains = [run[f"{name} scaling"] for run in data["runs"].values()]
-        places = [place + shift for place in range(len(gains))]
-        medians = [gain for gain, _, _ in gains]
-        spread = [[m - low for m, low, _ in gains], [high - m for m, _, high in gains]]
-        error = {"ecolor": INK, "lw": 2.5, "capsize": 6}
-        bars = axes.bar(places, medians, 0.38, color=color, yerr=spread, error_kw=error)
-        bars.set_label(f"{name} scaling")
-        labels = [f"{m:.2f}" for m in medians]
-        for place, label in zip(places, labels):
-            say(axes, place, 0.12, label, 22)
-        highest = max(highest, *(high for *_, high in gains))
-    (cores, *_) = data["runs"]["2"]["one process, all cores"]
-    label = "one process, all cores"
-    axes.axhline(cores, color=RANKS[1], lw=4, ls="--", label=label)
-    axes.axhline(1, color=GREY, lw=2)
-    axes.set_xticks(range(len(data["runs"])), [f"{n} processes" for n in data["runs"]])
-    axes.set_ylabel("times one process", size=SIZE)
-    top = 1.7 * max(highest, cores)
-    axes.set_ylim(0, top)
-    ticks = matplotlib.ticker.MaxNLocator(4).tick_values(0, top)
-    axes.set_yticks([x for x in ticks if x <= top])
-    axes.legend(fontsize=SIZE, frameon=False, loc="upper left")
-    source(axes, f"Lesson 7, {where}")
-    return axes

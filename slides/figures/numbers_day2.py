@@ -1,29 +1,7 @@
 """Charts of Day 2: what lessons 9 and 11 measured."""
 
 from drawing import COMPUTE, DONE, GREY, INK, RANKS, SEND, SIZE, plot, say
-from sources import take_layouts, take_links, take_memory, take_messages
-
-
-def messages_9():
-    """What lesson 9 measured: the bus bandwidth of small and large messages."""
-    data = take_messages()
-    axes = plot(5.0)
-    axes.set_position((0.17, 0.19, 0.77, 0.74))
-    sizes = {"4 kB": 4e3, "1 MB": 1e6, "64 MB": 64e6}
-    labels = {"within a node": RANKS[0], "between nodes": RANKS[1]}
-    for where, color in labels.items():
-        rows = [(sizes[size], bus) for place, size, bus in data if place == where]
-        axes.plot(*zip(*rows), "o-", color=color, lw=3.5, ms=11, label=where)
-    axes.set(xscale="log", yscale="log", xlim=(2e3, 2e8), ylim=(1, 5000))
-    axes.set_xticks(list(sizes.values()), list(sizes))
-    axes.set_yticks([1, 10, 100, 1000], ["1", "10", "100", "1,000"])
-    axes.minorticks_off()
-    axes.set_xlabel("message, log scale", size=SIZE)
-    axes.set_ylabel("bus bandwidth, MB/s, log scale", size=SIZE)
-    axes.legend(fontsize=SIZE, edgecolor="none", framealpha=1, loc="upper left")
-    words = "lesson 9 on imitated nodes:\nno network between them"
-    axes.figure.text(0.92, 0.26, words, size=SIZE, color=GREY, ha="right")
-    return axes
+from sources import take_layouts, take_links, take_memory
 
 
 def link_9():

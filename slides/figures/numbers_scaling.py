@@ -27,8 +27,8 @@ from sources import take_nodes, take_shares, take_slots, take_ways
 def sharded_measured():
     """What lesson 17 counted: MB that a rank holds, one process and N ranks with FSDP."""
     data = take_shares()
-    axes = plot(4.7)
-    axes.set_position((0.2, 0.16, 0.77, 0.7))
+    axes = plot(4.0)
+    axes.set_position((0.2, 0.19, 0.77, 0.66))
     axes.grid(False)
     axes.grid(axis="x", color="#d5dae0")
     places = range(len(data))[::-1]
@@ -93,8 +93,8 @@ def slow_link():
 
 def second_node():
     """How many times as fast two and three nodes are on slow links: predicted and measured."""
-    figure = Figure(figsize=(WIDTH, 6.2))
-    axes = figure.add_axes((0.14, 0.13, 0.82, 0.72))
+    figure = Figure(figsize=(WIDTH, 5.4))
+    axes = figure.add_axes((0.14, 0.145, 0.82, 0.73))
     axes.tick_params(labelsize=SMALL, colors=INK)
     axes.spines[["top", "right"]].set_visible(False)
     ticks = [0.01, 0.03, 0.1, 0.3, 1, 3]

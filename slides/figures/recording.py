@@ -4,13 +4,11 @@ import json
 import os
 import platform
 import re
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from urllib.request import urlopen
 
 from sources import DATA, ROOT
 
@@ -65,18 +63,6 @@ def record_curve(name, file, *groups, launcher=None):
     write(name, " ".join(command), proof=proof, rates=rates, curves=curves)
 
 
-def record_speed():
-    """Run lesson 7 with 2 and with 4 processes; record what each setting gains, and its spread."""
-    row = r"^(one process.*?|\w+ scaling) +\d.*  ([\d.]+) \(([\d.]+) to ([\d.]+)\)$"
-    runs = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for processes in (2, 4):
-            output = run("python", "day1/7_mnist_ddp_pt_timing.py", str(processes), cwd=folder)
-            found = re.findall(row, output, re.M)
-            runs[processes] = {name: [float(x) for x in gains] for name, *gains in found}
-    write("lesson7", "python day1/7_mnist_ddp_pt_timing.py N, with N = 2, 4", runs=runs)
-
-
 def record_sampler():
     """Record which of 16 images DistributedSampler gives to each of 4 ranks, in two epochs."""
     from torch.utils.data import DistributedSampler
@@ -102,48 +88,8 @@ def record_warm_up():
     write("warm_up", " ".join(command), **found)
 
 
-def ask(url):
-    """Return the JSON that a server answers; None while it does not answer."""
-    try:
-        with urlopen(url, timeout=20) as answer:
-            return json.load(answer)
-    except OSError:
-        return None
-
-
-def record_profiler():
-    """Record what TensorBoard's profiler shows for traces of lesson 5: Overview, Distributed."""
-    lesson = ("python", "day1/5_mnist_manual_ddp_profile.py", "--max-steps", "40")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    with tempfile.TemporaryDirectory() as folder:
-        run(*lesson, cwd=folder)
-        command = ["tensorboard.main", "--logdir=./log_ddp", "--host=127.0.0.1", "--port", port]
-        server = subprocess.Popen([sys.executable, "-m", *command], cwd=folder, stderr=-3)
-        try:
-            url = f"http://127.0.0.1:{port}/data/plugin/pytorch_profiler"
-            while not (ask(f"{url}/runs") or {}).get("runs"):
-                time.sleep(1)
-            query = "run=log_ddp&span=1&worker"
-            steps = ask(f"{url}/overview?{query}=rank0")["steps"]
-            ranks = ask(f"{url}/distributed/overlap?{query}=All")
-        finally:
-            server.terminate()
-            server.wait()
-    parts = [x["name"] for x in steps["columns"] if x["type"] == "number"]
-    rows = [[number for number in row[1:] if not isinstance(number, str)] for row in steps["rows"]]
-    write(
-        "profiler",
-        f"{' '.join(lesson)}, then tensorboard --logdir=./log_ddp",
-        overview={"parts": parts, "steps": rows},
-        distributed={"parts": ranks["metadata"]["legends"], "ranks": ranks["data"]["all"]},
-    )
-
-
 def record():
     """Run what the figures show and write data/*.json."""
-    record_profiler()
     record_sampler()
     record_warm_up()
     record_curve("lesson2", "2_mnist_training")
@@ -151,4 +97,3 @@ def record():
     record_curve("lesson8", "8_mnist_ddp_pt_lr", "alone", "unscaled", "linear")
     launcher = ("scripts/multinode_setup_and_run.sh", "--local", "2x2")
     record_curve("lesson10", "10_mnist_ddp_pt_multinode", launcher=launcher)
-    record_speed()

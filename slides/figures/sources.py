@@ -23,9 +23,9 @@ def printed(page):
 
 
 def page_of(lesson):
-    """Return the text of a lesson's page of Day 2."""
+    """Return the text of a lesson's page of Day 2, without the marks of its numbers."""
     (path,) = ROOT.glob(f"day2/{lesson}_*.md")
-    return path.read_text()
+    return re.sub(r"<!-- /?n\b.*?-->", "", path.read_text())
 
 
 def table(text, head):
@@ -48,13 +48,6 @@ def find(pattern, text):
 def number(text):
     """Return the number at the beginning of a text such as 1,216.6 MB."""
     return float(re.match(r"[\d.,]+", text)[0].replace(",", ""))
-
-
-def take_messages():
-    """Return what lesson 9 printed: [where, size of the message, bus bandwidth in MB/s]."""
-    row = r"^(within a node|between nodes), .*, +(\d+ .B): .* \(bus +([\d.,]+)\)$"
-    rows = re.findall(row, page_of("9"), re.M)
-    return [[where, size, number(speed)] for where, size, speed in rows]
 
 
 def take_links():

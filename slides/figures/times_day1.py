@@ -13,7 +13,6 @@ from drawing import (
     SENT,
     SIZE,
     SMALL,
-    WIDTH,
     YELLOW,
     arrow,
     box,
@@ -21,12 +20,10 @@ from drawing import (
     plot,
     say,
     sheet,
-    source,
     time_axis,
     timeline_row,
 )
-from matplotlib.figure import Figure
-from sources import printed, read
+from sources import printed
 
 
 def timeline_by_hand():
@@ -137,7 +134,7 @@ def shares(page):
     axes = plot(4.9)
     axes.set_position((0.13, 0.16, 0.8, 0.56))
     axes.grid(False)
-    names = ["load data", "compute", "both at once", "communicate", "neither"]
+    names = ["data", "compute", "overlap", "communication", "idle"]
     colors = [YELLOW, COMPUTE, DONE, SEND, "#d5dae0"]
     for name, color in zip(names, colors):
         axes.barh([-1], [0], color=color, label=name)
@@ -170,39 +167,3 @@ def shares_5():
 def shares_profile():
     """What test-profile printed: how each rank spends its time, with DDP."""
     return shares("test-profile")
-
-
-def profiler():
-    """Two views of TensorBoard's profiler for lesson 5: the steps of rank 0, and all ranks."""
-    data, where = read("profiler")
-    figure = Figure(figsize=(WIDTH, 9))
-    colors = {"Communication": SEND, "Computation": COMPUTE, "CPU Exec": COMPUTE}
-    colors |= {"Overlapping": "#bfe6d2", "DataLoader": YELLOW, "Other": "#d5dae0"}
-    views = [
-        ("Overview: each step of rank 0", "step", data["overview"]["parts"],
-         {str(5 + i): row for i, row in enumerate(data["overview"]["steps"])}, 0.6),
-        ("Distributed: a step of each rank", "", data["distributed"]["parts"],
-         data["distributed"]["ranks"], 0.12),
-    ]  # fmt: skip
-    for title, below, parts, bars, bottom in views:
-        axes = figure.add_axes((0.13, bottom, 0.83, 0.26))
-        heights = [0.0] * len(bars)
-        for i, part in enumerate(parts):
-            values = [row[i] / 1000 for row in bars.values()]
-            if any(values):
-                axes.bar(list(bars), values, bottom=heights, color=colors[part], label=part)
-            heights = [a + b for a, b in zip(heights, values)]
-        axes.set_title(title, size=SIZE, weight="bold", loc="left", pad=64)
-        axes.legend(
-            fontsize=SMALL, frameon=False, loc="lower left", bbox_to_anchor=(-0.14, 1.06), ncols=4,
-            handlelength=1, columnspacing=1, handletextpad=0.4,
-        )  # fmt: skip
-        axes.locator_params(axis="y", nbins=4)
-        axes.set_yticks([y for y in axes.get_yticks() if y < 0.95 * max(heights)])
-        axes.set_ylabel("ms", size=SIZE)
-        axes.set_xlabel(below, size=SIZE)
-        axes.tick_params(labelsize=SMALL, colors=INK)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.set_xticks(list(bars)[:: max(1, len(bars) // 8)])
-    source(axes, f"Lesson 5, {where}")
-    return axes

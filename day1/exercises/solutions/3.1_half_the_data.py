@@ -23,7 +23,7 @@ def load_labels(path):
     """Return the labels, uint8 [10000]. Every rank calls this."""
     if dist.get_rank() == 0:
         download(path)
-    dist.barrier()  # nobody reads before the file is whole
+    dist.barrier()  # nobody reads before the file is complete
     return torch.tensor(list(path.read_bytes()), dtype=torch.uint8)
 
 

@@ -23,7 +23,7 @@ def train(x, y, rank, world_size):
     # Equal steps lead to equal models only from equal first weights.
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
-    torch.manual_seed(rank)  # every rank has noise of its own
+    torch.manual_seed(rank)  # every rank has its own noise
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x, y = x[rank::world_size], y[rank::world_size]
     for _ in range(50):

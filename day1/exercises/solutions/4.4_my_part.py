@@ -2,9 +2,9 @@
 
 Lesson:  4
 Kind:    fill in
-Task:    Complete my_part(): shuffled, in a new order in each epoch, every image to one
-         rank only, and as many to each rank. Images that cannot be divided evenly are
-         left out.
+Task:    Complete my_part(): shuffled, in a new order in each epoch, every image to
+         only one rank, and the same number to each rank. Leave out images that cannot
+         be divided evenly.
 Run:     python day1/exercises/solutions/4.4_my_part.py
 Check:   python scripts/check.py 4.4 --solution
 """

@@ -5,7 +5,7 @@ Kind:    fill in
 Task:    Four ranks run lesson 3's training, all with the same images. Make it data
          parallel in three places: TODO 1 and 2 in train(), TODO 3 in
          average_gradients() and in train_one_epoch(), which has to call it. The last
-         line that it prints is that of lesson 4, and decides in the same way.
+         line that it prints is lesson 4's, and decides in the same way.
 Run:     python day1/exercises/solutions/4.5_type_data_parallelism.py
 Check:   python scripts/check.py 4.5 --solution
 """

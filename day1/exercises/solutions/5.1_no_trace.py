@@ -23,7 +23,7 @@ from torch.profiler import profile, schedule, tensorboard_trace_handler
 
 os.environ.setdefault(
     "KINETO_LOG_LEVEL", "99"
-)  # hides what the profiler says of itself
+)  # hides the profiler's messages about itself
 
 
 def record(folder):

@@ -23,7 +23,7 @@ def save(model, path):
     """Write the weights to path. All ranks call this, and then all may read it."""
     if dist.get_rank() == 0:  # all ranks hold the same weights: one of them writes
         torch.save(model.state_dict(), path)
-    dist.barrier()  # nobody reads before the file is whole
+    dist.barrier()  # nobody reads before the file is complete
 
 
 def main():

@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 def time_step(gpu, steps=20):
     """Return the seconds that one step takes, after the first ones."""
-    gpu.step()  # warm-up: the first step is like no other
-    gpu.synchronize()  # and what was noted before must not be timed
+    gpu.step()  # warm-up: the first step takes longer
+    gpu.synchronize()  # and work noted before must not be timed
     begin = time.perf_counter()
     for _ in range(steps):
         gpu.step()

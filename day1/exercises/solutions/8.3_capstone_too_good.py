@@ -2,9 +2,9 @@
 
 Lesson:  8
 Kind:    capstone
-Symptom: The losses of four ranks are those of one process, to the last digit. This
+Symptom: The losses of four ranks equal those of one process, to the last digit. This
          looks like success, but four ranks take as many steps as one, and nothing is
-         gained. Three faults are in this program. Each makes another one harder to see:
+         gained. Three faults are in this program. Each makes another harder to see:
          if you fix one, the numbers may look worse than before.
 Run:     python day1/exercises/solutions/8.3_capstone_too_good.py
 Check:   python scripts/check.py 8.3 --solution
@@ -31,7 +31,7 @@ def train_one_epoch(model, loader, optimizer, world_size):
     losses = []
     for x, y in loader:
         optimizer.zero_grad()
-        # Not divided: DistributedDataParallel has the mean over the ranks already.
+        # Not divided: DistributedDataParallel already takes the mean over the ranks.
         loss = F.mse_loss(model(x), y)
         loss.backward()
         optimizer.step()

@@ -3,11 +3,11 @@
 Lesson:  10
 Kind:    fill in
 Task:    Lesson 6's training, for any number of nodes: the launcher sets five
-         variables. As given nobody reads them, so each process is rank 0 of a job of
-         its own, and all of them save. Complete start() (TODO 1 and 3), pick_device()
-         (TODO 2) and save() (TODO 4). Then do without a launcher: start two ranks in
-         two terminals, with the five variables before python and this file.
-         Run the check, too: without GPUs, this program says ok too early.
+         variables. As given nobody reads them, so each process is rank 0 of its own
+         job, and all of them save. Complete start() (TODO 1 and 3), pick_device()
+         (TODO 2) and save() (TODO 4). Run the check, too: without GPUs, this program
+         says ok too early. Done early? Start two ranks without a launcher, the first
+         one with & at its end, with the five variables before python and this file.
 Run:     python day2/exercises/solutions/10.3_set_up.py
 Check:   python scripts/check.py 10.3 --solution
 """
@@ -67,6 +67,7 @@ def save(model, file):
 
 def main(device):
     """Run on every rank: train 40 steps, save, and let rank 0 compare."""
+    print(f"rank {dist.get_rank()} of {dist.get_world_size()} is here", flush=True)
     make_repeatable()  # only because we compare runs
     train_set = load_mnist()
     torch.manual_seed(0)

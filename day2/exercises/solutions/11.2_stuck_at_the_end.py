@@ -24,7 +24,7 @@ CHUNKS, CHUNK_SIZE = 10, 16  # in the file that is imitated here
 def batches(chunks, rank, world_size):
     """Yield the batches of this rank, one per chunk, dealt out like cards."""
     generator = torch.Generator().manual_seed(0)
-    # As many for each rank: backward is a collective. A real program takes a new order
+    # The same for each rank: backward is a collective. A real program takes a new order
     # in each epoch, so other chunks are left out each time.
     even = chunks // world_size * world_size
     for chunk in torch.randperm(chunks, generator=generator)[:even][

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 
 def stream(file, epoch, rank, world_size):
-    """Yield this rank's images. All ranks get as many: file.chunks can be divided."""
+    """Yield this rank's images. All get the same number: file.chunks can be divided."""
     generator = torch.Generator().manual_seed(epoch)
     order = torch.randperm(file.chunks, generator=generator)
     # A chunk is what a disk can read at once, so a chunk is what the ranks divide.

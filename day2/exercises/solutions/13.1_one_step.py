@@ -28,7 +28,7 @@ def step(model, optimizer, group):
     optimizer.zero_grad()
     count = sum(len(x) for x, _ in group)
     for i, (x, y) in enumerate(group):
-        # The forward pass is inside too: there DDP looks whether to send later.
+        # The forward pass is inside too: there DDP decides whether to send later.
         with model.no_sync() if i + 1 < len(group) else nullcontext():
             # Each batch adds its part of the sum. A mean would favour a small batch.
             (F.mse_loss(model(x), y, reduction="sum") / count).backward()

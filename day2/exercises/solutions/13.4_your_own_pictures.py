@@ -26,7 +26,7 @@ from torchvision.transforms import Compose, Grayscale, PILToTensor, Resize
 
 
 def load_folder(folder):
-    """Return training set and test set: pictures lie in train/CLASS, val/CLASS."""
+    """Return training set and test set: pictures are in train/CLASS, val/CLASS."""
     to_tensor = Compose([Grayscale(), Resize((28, 28)), PILToTensor()])
     train_set = ImageFolder(folder / "train", to_tensor)
     part = "val" if (folder / "val").exists() else "test"

@@ -3,7 +3,7 @@
 Lesson:  14
 Kind:    fill in
 Task:    Complete average_rows(): each rank has used some rows of a table and knows
-         their gradients. In the end every rank has those of all ranks, and none sends
+         their gradients. In the end every rank has the gradients of all, but none sends
          the table.
 Run:     python day2/exercises/solutions/14.1_rows_of_a_table.py
 Check:   python scripts/check.py 14.1 --solution

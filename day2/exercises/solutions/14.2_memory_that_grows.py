@@ -31,7 +31,7 @@ class Ratings:
 
     def part(self, begin, end):
         """Return a copy of some of them."""
-        # What was touched counts until the map is gone: this one goes at once.
+        # What was touched counts until the map is gone: this one is gone immediately.
         return torch.from_numpy(np.memmap(self.path, np.float32, "r")[begin:end].copy())
 
 

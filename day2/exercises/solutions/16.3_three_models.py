@@ -30,7 +30,7 @@ def average_parameters(model):
 
 
 def train(rank):
-    """Train by local SGD, each rank on data of its own. Return the model."""
+    """Train by local SGD, each rank on its own data. Return the model."""
     torch.manual_seed(0)
     model = torch.nn.Linear(1, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

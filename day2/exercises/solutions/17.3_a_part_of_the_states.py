@@ -21,7 +21,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 
 def pad(vector):
-    """Return the vector with zeros at its end, so that all parts are equally long."""
+    """Return the vector padded with zeros, so that all parts have the same length."""
     missing = -len(vector) % dist.get_world_size()
     return F.pad(vector, (0, missing))
 

@@ -2,7 +2,7 @@
 
 Lesson:  17
 Kind:    fill in
-Task:    Training waits until each checkpoint is written. Have it go on meanwhile, but
+Task:    Training waits until each checkpoint is written. Let it continue meanwhile, but
          let "latest" name a checkpoint only once that is complete.
 Run:     python day2/exercises/solutions/17.6_written_meanwhile.py
 Check:   python scripts/check.py 17.6 --solution
@@ -29,7 +29,7 @@ def begin(model, optimizer, folder, group):
     """Save the model in a folder, step-N. Return what finish needs."""
     weights, states = get_state_dict(model, optimizer)
     state = {"model": weights, "optimizer": states}
-    # The thread's messages must not mix with those of training: hence the group.
+    # The thread's messages must not mix with training's, so they have their own group.
     return dcp.async_save(state, checkpoint_id=folder, process_group=group)
 
 

@@ -4,7 +4,7 @@ Lesson:  9
 Kind:    find the fault
 Symptom: Two nodes with two ranks each (they are imitated). One rank per node reads the
          labels and tells them to the other. On the first node this works. The second
-         node ends with an error, as soon as the first rank of it wants to tell.
+         node stops with an error, as soon as its first rank wants to tell.
 Run:     python day2/exercises/solutions/9.1_only_the_first_node.py
 Check:   python scripts/check.py 9.1 --solution
 """
