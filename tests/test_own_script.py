@@ -24,7 +24,7 @@ PLACES |= {
     "equal": (PAGE, "\n**Equal parameters.**"),
 }
 # Without all that keeps N ranks from having the losses of one process.
-ALIKE = ("--norm", "group", "--dropout", 0, "--no-augment")
+REPEATABLE = ("--norm", "group", "--dropout", 0, "--no-augment")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 full = pytest.mark.full
 
@@ -149,7 +149,7 @@ def test_the_losses_are_those_of_one_process(last, ranks, boxes, tmp_path):
         file, folder = boxes(*before(box, without=["11"])), tmp_path / str(n)
         folder.mkdir()
         # 3333: with FSDP, ranks that call the model a different number of times would hang.
-        more = ["--batch-size", 48 // n // accumulated, "--test-batch-size", 3333, *ALIKE]
+        more = ["--batch-size", 48 // n // accumulated, "--test-batch-size", 3333, *REPEATABLE]
         if box != "8":  # a clipped gradient would hide a wrong factor
             more += ["--accumulate", accumulated, "--clip", 1e9]
         how = options(*more, steps=20 * accumulated)

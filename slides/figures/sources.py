@@ -17,7 +17,7 @@ def read(name):
 
 
 def printed(page):
-    """Return what the lesson of a page of Day 1 printed when it was recorded."""
+    """Return the recorded output on a page of Day 1."""
     text = (ROOT / "day1" / f"{page}.md").read_text()
     return re.search(r"```console\n\$ [^\n]*\n(.*?)```", text, re.S)[1]
 
