@@ -21,10 +21,19 @@ def look(exercise, rank, world_size):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port[0]))
     os.environ.update(LOCAL_RANK=str(rank % 2), LOCAL_WORLD_SIZE="2")
     pick, save, asked, calls, seen = exercise.pick_device, torch.save, [], [], []
+    join, joined = dist.init_process_group, []
 
     def pick_and_note(local_rank, gpus):
         asked.append(local_rank)
         return torch.device("cpu")
+
+    def join_and_note(*arguments, **options):
+        joined.append(options.get("timeout") == exercise.TIMEOUT)
+        join(*arguments, **options)
+
+    def pick_backend(gpus):
+        joined.append("asked")
+        return "gloo"
 
     def save_and_note(thing, file, *arguments, **options):
         calls.append(str(file))
@@ -42,8 +51,9 @@ def look(exercise, rank, world_size):
 
     exercise.pick_device, torch.save, exercise.main = pick_and_note, save_and_note, main
     torch.cuda.device_count = lambda: 0
+    exercise.pick_backend, dist.init_process_group = pick_backend, join_and_note
     exercise.start()
-    return seen[0], asked, [str(pick(rank, gpus)) for gpus in GPUS]
+    return seen[0], asked, [str(pick(rank, gpus)) for gpus in GPUS], joined
 
 
 def wait_for_all(folder):
@@ -77,7 +87,7 @@ def free_port():
 
 
 def judge(seen):
-    for rank, ((found, size, _, _), asked, devices) in enumerate(seen):
+    for rank, ((found, size, _, _), asked, devices, _) in enumerate(seen):
         text = f"rank {rank}: is rank {found} of {size} in its group"
         yield (found, size) == (rank, 4), f"{text} (right: {rank} of 4)"
         text = f"rank {rank}: its local rank is {', '.join(map(repr, asked)) or 'never used'}"
@@ -86,8 +96,13 @@ def judge(seen):
         text = f"local rank {rank} of nodes with {', '.join(map(str, GPUS))} GPUs: "
         holds = devices == right
         yield holds, f"{text}{', '.join(devices)} (right: {', '.join(right)})"
-    calls = sum(calls for (_, _, calls, _), _, _ in seen)
+    joined = seen[0][-1]
+    backend = "asked" if "asked" in joined else "not asked"
+    timeout = "passed on" if True in joined else "not passed on"
+    text = f"all ranks: pick_backend() is {backend}, TIMEOUT is {timeout}"
+    yield {"asked", True} <= set(joined), f"{text} (right: asked, passed on)"
+    calls = sum(calls for (_, _, calls, _), *_ in seen)
     yield calls == 1, f"all ranks: times that the file was written: {calls} (right: 1)"
-    errors = [error for (*_, error), _, _ in seen if error]
+    errors = [error for (*_, error), *_ in seen if error]
     text = f"all ranks: save(), then read the file: {errors[0] if errors else 'no error'}"
     yield not errors, f"{text} (right: no error)"
