@@ -10,6 +10,7 @@ Try next:  do not divide by the world size; or all_reduce each gradient by itsel
 import argparse
 import os
 import signal
+import socket
 import sys
 import time
 from datetime import timedelta
@@ -203,6 +204,7 @@ class Net(nn.Module):
 
 def choose_device(local_rank, local_world_size):
     """Return this rank's device, and the backend that connects such devices."""
+    torch.set_num_threads(1)  # more would spin while they wait: slow on busy cores
     gpus = torch.accelerator.device_count()
     kind = torch.accelerator.current_accelerator().type if gpus else "cpu"
     # Where each rank sees its own GPU only, the launcher says how many the node has.
@@ -245,23 +247,34 @@ def start(args):
 
 
 def start_rank(rank, args):
-    """Run as this rank of one node, with its share of the cores."""
+    """Run as this rank of one node."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
-    # Ranks that each want all cores slow each other down.
-    torch.set_num_threads(max(1, torch.get_num_threads() // args.processes))
     sys.exit(start(args))
 
 
 def launch(args):
     """Start the ranks on this machine, with the variables that torchrun would set."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends all, with no traceback
-    ranks = str(args.processes)
-    os.environ.update(WORLD_SIZE=ranks, LOCAL_WORLD_SIZE=ranks)
-    port = 20_000 + os.getpid() % 10_000  # a different one for each job on this machine
+    world_size = str(args.processes)
+    os.environ.update(WORLD_SIZE=world_size, LOCAL_WORLD_SIZE=world_size)
+    # The ranks meet at a port of this process, which other machines cannot reach.
+    listener = socket.create_server(("127.0.0.1", 0))  # 0: any free port
+    port = listener.getsockname()[1]
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # otherwise rank 0 would listen
+    loopback = socket.if_indextoname(1)  # lo: what ranks send stays on this machine
+    os.environ.update(GLOO_SOCKET_IFNAME=loopback, NCCL_SOCKET_IFNAME=loopback)
     method = "fork" if sys.platform == "linux" else "spawn"
+    ranks = mp.start_processes(
+        start_rank, (args,), args.processes, join=False, start_method=method
+    )
+    fd = listener.detach()
+    _store = dist.TCPStore(  # open until this function ends
+        "127.0.0.1", port, is_master=True, use_libuv=False, master_listen_fd=fd
+    )
     try:
-        mp.start_processes(start_rank, (args,), args.processes, start_method=method)
+        while not ranks.join():
+            pass
     except mp.ProcessExitedException as error:
         sys.exit(str(error))  # a rank was killed, or has printed what is wrong
 

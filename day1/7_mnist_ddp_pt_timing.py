@@ -10,6 +10,7 @@ Try next:  1 process: how far from 1 is a gain that must be 1? --batch-size 8 an
 import argparse
 import os
 import signal
+import socket
 import sys
 import time
 from datetime import timedelta
@@ -81,24 +82,21 @@ def main(device, args):
     world_size = dist.get_world_size()
     share = max(1, args.batch_size // world_size)
     batch_size = share * world_size  # so that the ranks can share it
-    threads = torch.get_num_threads()
-    all_threads = min(threads * world_size, os.cpu_count())
-    # Ranks, and images in a step and threads of each. All cores first: threads that
-    # torch 2.15 adds later are sometimes ten times as slow.
-    settings = {
-        "one process, all cores": (1, batch_size, all_threads),
-        "one process": (1, batch_size, threads),
-        "weak scaling": (world_size, batch_size, threads),
-        "strong scaling": (world_size, share, threads),
+    settings = {  # ranks, and the images of each in a step
+        "one process": (1, batch_size),
+        "weak scaling": (world_size, batch_size),
+        "strong scaling": (world_size, share),
     }
     waiting = dist.new_group(timeout=timedelta(hours=1))  # for waits that may take long
     results = {name: [] for name in settings}
-    for _ in range(args.rounds):  # a machine's speed varies over time
-        for name, (ranks, images, threads) in settings.items():
+    for number in range(1, args.rounds + 1):  # a machine's speed varies over time
+        for name, (ranks, images) in settings.items():
             dist.barrier(waiting)  # here the others wait while rank 0 trains alone
-            torch.set_num_threads(threads)
             if dist.get_rank() < ranks:
                 results[name].append(train(train_set, ranks, images, device, args))
+        if dist.get_rank() == 0:
+            speeds = [f"{name} {x[-1][2]:,.0f}" for name, x in results.items()]
+            print(f"round {number} of {args.rounds}, images/s: {', '.join(speeds)}")
     if dist.get_rank() == 0:
         model, losses, _ = results["strong scaling"][-1]
         write_scalars(losses, batch_size)
@@ -122,14 +120,14 @@ def prove(claim, holds):
 def report_timing(settings, results):
     """Print the medians of each setting. Print the proof line; return the exit status.
 
-    settings: {name: (ranks, images of each in a step, threads)}
+    settings: {name: (ranks, images of each in a step)}
     results: {name: [what train returned, in each round]}
     """
     baseline = [speed for _, _, speed in results["one process"]]
     head = "batch global ms/step s/epoch images/s  times one process"
     print(f"{f'median of {len(baseline)} rounds':22} {head}")
     gains = {}
-    for name, (ranks, batch_size, _) in settings.items():
+    for name, (ranks, batch_size) in settings.items():
         speeds = [speed for _, _, speed in results[name]]
         # Divided within each round: if the machine was busy then, it was busy for both.
         ratios = [speed / alone for speed, alone in zip(speeds, baseline)]
@@ -196,6 +194,7 @@ class Net(nn.Module):
 
 def choose_device(local_rank, local_world_size):
     """Return this rank's device, and the backend that connects such devices."""
+    torch.set_num_threads(1)  # more would spin while they wait: slow on busy cores
     gpus = torch.accelerator.device_count()
     kind = torch.accelerator.current_accelerator().type if gpus else "cpu"
     # Where each rank sees its own GPU only, the launcher says how many the node has.
@@ -238,23 +237,34 @@ def start(args):
 
 
 def start_rank(rank, args):
-    """Run as this rank of one node, with its share of the cores."""
+    """Run as this rank of one node."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
-    # Ranks that each want all cores slow each other down.
-    torch.set_num_threads(max(1, torch.get_num_threads() // args.processes))
     sys.exit(start(args))
 
 
 def launch(args):
     """Start the ranks on this machine, with the variables that torchrun would set."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends all, with no traceback
-    ranks = str(args.processes)
-    os.environ.update(WORLD_SIZE=ranks, LOCAL_WORLD_SIZE=ranks)
-    port = 20_000 + os.getpid() % 10_000  # a different one for each job on this machine
+    world_size = str(args.processes)
+    os.environ.update(WORLD_SIZE=world_size, LOCAL_WORLD_SIZE=world_size)
+    # The ranks meet at a port of this process, which other machines cannot reach.
+    listener = socket.create_server(("127.0.0.1", 0))  # 0: any free port
+    port = listener.getsockname()[1]
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # otherwise rank 0 would listen
+    loopback = socket.if_indextoname(1)  # lo: what ranks send stays on this machine
+    os.environ.update(GLOO_SOCKET_IFNAME=loopback, NCCL_SOCKET_IFNAME=loopback)
     method = "fork" if sys.platform == "linux" else "spawn"
+    ranks = mp.start_processes(
+        start_rank, (args,), args.processes, join=False, start_method=method
+    )
+    fd = listener.detach()
+    _store = dist.TCPStore(  # open until this function ends
+        "127.0.0.1", port, is_master=True, use_libuv=False, master_listen_fd=fd
+    )
     try:
-        mp.start_processes(start_rank, (args,), args.processes, start_method=method)
+        while not ranks.join():
+            pass
     except mp.ProcessExitedException as error:
         sys.exit(str(error))  # a rank was killed, or has printed what is wrong
 

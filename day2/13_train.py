@@ -484,6 +484,7 @@ def checkpoints(folder):
 
 def choose_device(local_rank, local_world_size):
     """Return this rank's device, and the backend that connects such devices."""
+    torch.set_num_threads(1)  # more would spin while they wait: slow on busy cores
     gpus = torch.accelerator.device_count()
     kind = torch.accelerator.current_accelerator().type if gpus else "cpu"
     # Where each rank sees its own GPU only, the launcher says how many the node has.
@@ -503,7 +504,6 @@ def name_rank():
     ranks = given.get("SLURM_STEP_NUM_TASKS", "1")
     if ranks == "1":
         given.update(RANK="0", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", WORLD_SIZE="1")
-        given.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")  # any free port
         return
     given.update(RANK=given["SLURM_PROCID"], LOCAL_RANK=given["SLURM_LOCALID"])
     ranks_here = given["SLURM_STEP_TASKS_PER_NODE"].split("(")[0]  # such as "4(x2)"
@@ -524,7 +524,15 @@ def run(args):
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 300)))
     device_id = None if backend == "gloo" else device  # with it, NCCL connects now
     os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")  # pytorch#153960
-    dist.init_process_group(backend, timeout=timeout, device_id=device_id)
+    store = None if "MASTER_ADDR" in os.environ else dist.HashStore()  # alone: no port
+    dist.init_process_group(
+        backend,
+        timeout=timeout,
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        store=store,
+        device_id=device_id,
+    )
     if args.precision == "auto":  # few CPUs can multiply in bf16, old GPUs imitate it
         args.precision = "fp32" if device.type == "cpu" else "bf16"
         old = device.type == "cuda" and not torch.cuda.is_bf16_supported(False)

@@ -259,6 +259,7 @@ class Net(nn.Module):
 
 def choose_device(local_rank, local_world_size):
     """Return this rank's device, and the backend that connects such devices."""
+    torch.set_num_threads(1)  # more would spin while they wait: slow on busy cores
     gpus = torch.accelerator.device_count()
     kind = torch.accelerator.current_accelerator().type if gpus else "cpu"
     # Where each rank sees its own GPU only, the launcher says how many the node has.

@@ -53,7 +53,7 @@ def test_what_the_user_has_set_stays_and_a_lesson_is_found_by_its_name(tmp_path)
     lesson = ("9_torch_dist_multi_node.py", "a b")
     status, output = launch("--local", "2", "--dry-run", *lesson, cwd=tmp_path, env=env)
     assert status == 0
-    assert "meeting point: 127.0.0.1:1234, interface eth9\neach rank: 7 threads of " in output
+    assert "meeting point: 127.0.0.1:1234, interface eth9\neach rank: OMP_NUM_THREADS=7 " in output
     command = shlex.split(output.splitlines()[-1])
     assert command[-2:] == [str(ROOT / "day2" / "9_torch_dist_multi_node.py"), "a b"]
 

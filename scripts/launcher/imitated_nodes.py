@@ -1,13 +1,16 @@
 """Without Slurm: nodes that are imitated on this machine, each with its own ranks."""
 
+import contextlib
 import os
 import queue
 import shlex
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 from launcher.errors import CANNOT, Verdict, as_a_shell, ending, pass_on, say
 from launcher.gpus import find_gpus, share_gpus
@@ -23,8 +26,9 @@ LAST_WORDS = 1.5  # seconds in which the others usually end by themselves, and m
 def run(options):
     """Run a command on imitated nodes, or only say how; return the exit status."""
     nodes, each = options.local
-    keeper = reserve_port()  # until this function returns
-    port = os.environ.get("MASTER_PORT") or str(keeper.getsockname()[1])
+    # Until this function returns. A torchrun opens the port itself.
+    keeper = reserve_port() if options.torchrun else listen(os.environ.get("MASTER_PORT"))
+    port = (options.torchrun and os.environ.get("MASTER_PORT")) or str(keeper.getsockname()[1])
     masks, on = share_gpus(find_gpus(), nodes, each)
     common = variables_of("lo")
     common["OMP_NUM_THREADS"] = threads(len(os.sched_getaffinity(0)), nodes * each)
@@ -32,13 +36,15 @@ def run(options):
     print(f"ranks on each: {each}, in all: {nodes * each}")
     print(f"meeting point: 127.0.0.1:{port}, interface {common['GLOO_SOCKET_IFNAME']}")
     python = os.environ.get("PYTHON", sys.executable)
-    print(f"each rank: {common['OMP_NUM_THREADS']} threads of {python}, on {on}", flush=True)
+    print(f"each rank: OMP_NUM_THREADS={common['OMP_NUM_THREADS']} {python}, on {on}", flush=True)
     if options.dry_run:
         print(" ".join(map(shlex.quote, [python, "-u", *options.command])))
         return 0
     tasks = 1 if options.torchrun else each  # on each node
     common.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANKS_PER_NODE=str(each))
     common.update(WORLD_SIZE=str(nodes * tasks), LOCAL_WORLD_SIZE=str(tasks))
+    if not options.torchrun:
+        common["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # or rank 0 would open one for everybody
     ranks = {}
     for rank in range(nodes * tasks):
         node = rank // tasks
@@ -47,8 +53,31 @@ def run(options):
         ranks[f"{who} on imitated node {node}"] = command_of(options, variables, "127.0.0.1")
     names = [f"local-{port}-imitated-node-{node}" for node in range(nodes)]
     end_on_signals(signal.SIGINT)  # or each rank would be sent it, and print a traceback
-    with watched(names if options.monitor else []), Group(GRACE) as group:
+    meeting = contextlib.nullcontext() if options.torchrun else store_at(keeper)
+    with watched(names if options.monitor else []), meeting, Group(GRACE) as group:
         return run_ranks(ranks, group)
+
+
+def listen(port):
+    """Return a socket to which only this machine can connect, at this port or any free one."""
+    try:
+        return socket.create_server(("127.0.0.1", int(port or 0)))
+    except (OSError, OverflowError, ValueError) as error:
+        todo = "With `unset MASTER_PORT` the launcher finds a free one."
+        sys.exit(f"MASTER_PORT {port} cannot be used: {error}. {todo}")
+
+
+@contextlib.contextmanager
+def store_at(listener):
+    """Keep the store in which the ranks meet, in a process that ends with this one."""
+    command = [sys.executable, Path(__file__).with_name("store.py"), str(listener.fileno())]
+    fds = [listener.fileno()]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=fds) as process:
+        listener.close()  # if the store ends, the ranks must notice
+        try:
+            yield
+        finally:
+            process.kill()
 
 
 def run_ranks(ranks, group):
