@@ -161,8 +161,7 @@ def report_shares(older):
         print("rank", *(f"{kind:>14}" for kind in table[0]))
         for rank, shares in enumerate(table):
             print(f"{rank:4}", *(f"{share:14.1%}" for share in shares.values()))
-        viewer = f"python scripts/view_traces.py {TRACES}"
-        print(f"See: {viewer} or tensorboard --logdir={TRACES}")
+        print(f"See: python scripts/view_traces.py {TRACES}")
     communication = sum(shares["communication"] for shares in table)
     if communication == 0:  # a rank alone may have nothing to send
         return 0.0 if len(table) == 1 else math.nan
