@@ -1,14 +1,21 @@
-"""Lesson 20: the schedules by their formulas, and PyTorch's own pipeline beside the lesson's."""
+"""Lesson 20: the schedules by their formulas, and PyTorch's own pipeline beside the lesson's.
+
+And CHOOSE.md's formulas for activations, counted as lesson 20 counts them.
+"""
 
 import itertools
+import json
 import re
 
 import pytest
 import torch
 from helpers import LESSONS, ROOT, load_lesson, refusal
 from ranks import run_ranks
+from torch.nn.functional import cross_entropy
+from torch.profiler import profile
 
 LESSON = ROOT / LESSONS["20"]["file"]
+CHOOSE = (ROOT / "day2" / "CHOOSE.md").read_text()
 
 
 @pytest.mark.parametrize("name", ["GPipe", "1F1B"])
@@ -98,3 +105,30 @@ def test_pytorchs_own_schedules_have_the_lessons_losses(tmp_path):
         for output in (own, by_hand)
     ]
     assert losses[0] == pytest.approx([losses[1][0]] * 2, abs=6e-5)  # four digits are printed
+
+
+@pytest.mark.parametrize(("dtype", "bytes_kept"), [(torch.bfloat16, 32), (torch.float32, 40)])
+def test_a_layer_keeps_for_backward_what_choose_says(dtype, bytes_kept):
+    lesson = load_lesson("20")
+    layer = lesson.Layer().to(dtype)
+
+    def kept(texts):
+        x = torch.rand(texts, lesson.LENGTH, lesson.WIDTH, dtype=dtype, requires_grad=True)
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float32):
+            return lesson.forward(layer, x)[1]
+
+    more = kept(8) - kept(4)  # without autocast's copies of the weights
+    assert more // (4 * lesson.LENGTH * lesson.WIDTH) == bytes_kept
+    assert f"{bytes_kept} b s h" in CHOOSE
+
+
+def test_the_loss_takes_what_choose_says(tmp_path):
+    layer, x, targets = torch.nn.Linear(8, 8192), torch.rand(512, 8), torch.arange(512)
+    with profile(profile_memory=True) as profiler:
+        cross_entropy(layer(x), targets).backward()
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    changes = [(e["ts"], e["args"]["Bytes"]) for e in events if e["name"] == "[memory]"]
+    most = max(itertools.accumulate(change for _, change in sorted(changes)))
+    assert most / 512 / 8192 == pytest.approx(12, rel=0.01)
+    assert "**12 b s** bytes times the vocabulary" in CHOOSE

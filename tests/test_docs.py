@@ -112,6 +112,15 @@ def test_a_number_in_a_sentence_is_that_of_the_output():
     assert f"-->{wanted:.2f}<!--" in fill(double, "day1/4_mnist_manual_ddp.md", COURSE)
 
 
+@pytest.mark.parametrize("page", ["day2/CHOOSE.md", PAGE_OF["20"]])
+def test_what_a_page_works_out_is_right(page):
+    worked_out = re.findall(r"^([\d(][\d /*+().e-]+)  # ([\d.]+)", read(page), re.M)
+    assert len(worked_out) > 2
+    for formula, result in worked_out:
+        found = eval(formula)  # noqa: S307, of digits and signs only
+        assert f"{found:.{len(result.partition('.')[2])}f}" == result, formula
+
+
 @pytest.mark.parametrize("mark", ["code 4 nothing", "output 99", "output 6 'none'", "foot", "what"])
 def test_a_mark_of_nothing_is_named(mark):
     with pytest.raises(ValueError, match=f"slides/day1.md: .*<!-- begin {mark} -->"):
