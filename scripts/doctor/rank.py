@@ -85,6 +85,7 @@ def find_facts(token):
     }
     return {
         "local_rank": LOCAL_RANK,
+        "busy": os.getloadavg()[0] > os.cpu_count() / 2,  # on average, in the last minute
         "checks": checks,
         "versions": find_versions(["torch"]),
         "has_gpus": gpus.has_gpus(),
@@ -174,7 +175,10 @@ def meet():
         device, backend = choose_device()
         torch.zeros(1, device=device)  # makes a GPU's context, which can take many seconds
         timeout = timedelta(seconds=SECONDS)
-        store = dist.TCPStore(MASTER, number("MASTER_PORT"), WORLD_SIZE, RANK == 0, timeout)
+        store, _, _ = next(dist.rendezvous("env://", RANK, WORLD_SIZE, timeout=timeout))
+        store.set(f"rank {RANK}", "here")
+        if RANK == 0:
+            store.wait([f"rank {rank}" for rank in range(WORLD_SIZE)], timeout)
         facts["met"] = True
         tell(**facts)  # what follows may take too long
         own = None if backend == "gloo" else device

@@ -177,6 +177,10 @@ def main():
     table = make_table(total, ranks)
     for name, fine, problem in table:
         print(f"FAIL {name}: {problem}" if problem else f"ok   {name}: {fine}")
+    busy = [rank for rank in ranks if rank["busy"]]
+    if busy:
+        what = "more than half of the cores were busy in the last minute"
+        print(f"note CPUs: {on(busy)} {what}. Lessons run, but what they measure will vary")
     failed = sum(bool(problem) for _, _, problem in table)
     if failed:
         print(f"=> not ready: {failed} of {len(table)} checks failed")
