@@ -68,12 +68,24 @@ say() {
 
 # Run a command once on each node of the job, beside the lesson.
 on_each_node() (
-  # srun prefers what sbatch has put into the environment to its options.
-  unset "${!SLURM_NTASKS@}" "${!SLURM_CPUS_PER@}" SLURM_NPROCS SLURM_TRES_PER_TASK SLURM_EXACT \
-    SLURM_HINT SRUN_CPUS_PER_TASK
-  timeout 60 srun --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" \
-    --ntasks-per-node=1 --cpus-per-task=1 --export=ALL "$@"
+  nodes=$SLURM_JOB_NUM_NODES
+  # srun prefers to its options, or refuses, what is in the environment. So it only gets the job.
+  for name in "${!SLURM_@}" "${!SRUN_@}"; do
+    [[ $name =~ ^SLURM_(JOB_ID|CONF|WORKING_CLUSTER)$ ]] || unset "$name"
+  done
+  timeout 60 srun --overlap --nodes="$nodes" --ntasks="$nodes" --export=ALL "$@"
 )
+
+# Return whether a node does not answer. Slurm's own list of nodes may say so minutes later. An srun
+# that is refused, or whose options are wrong, says nothing about nodes.
+a_node_is_lost() {
+  local words status=0
+  words=$(on_each_node true 2>&1) || status=$?
+  ((status)) || return 1
+  echo "$words"
+  ((status == 124)) || grep -E 'failed on node|[Nn]ode failure' <<<"$words" >/dev/null ||
+    sinfo --noheader --nodes "$SLURM_JOB_NODELIST" --format %T | grep -E 'down|\*' >/dev/null
+}
 
 # Pass the warning on to the ranks. If Slurm tracks processes with control groups, its own signal
 # reaches only what Slurm itself has started, which is the launcher. So signal all processes of the
@@ -97,8 +109,14 @@ begin=$(wc -c <"$log")
 say "job $SLURM_JOB_ID, start $((SLURM_RESTART_COUNT + 1)), nodes $SLURM_JOB_NODELIST"
 trap 'say "the job ends with exit status $?"' EXIT
 
+# Submitted from inside another job, this one has inherited its variables: in which step that shell
+# was, and GPUs of tasks, though this job may not have asked for any.
+job=$(scontrol show job "$SLURM_JOB_ID")
+unset "${!SLURM_STEP@}" "${!SLURM_CPU_BIND@}"
+[[ $job =~ TresPerTask=[^[:space:]]*gpu ]] || unset SLURM_GPUS_PER_TASK SLURM_TRES_PER_TASK
+
 # Slurm runs a copy of this file. The job knows where the original is; its arguments follow.
-original=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=//p')
+original=$(sed -n 's/^ *Command=//p' <<<"$job")
 while [[ ! -f $original && $original == *' '* ]]; do
   original=${original% *}
 done
@@ -135,10 +153,10 @@ if [[ -z $ending && $status == 0 ]]; then
     trap - EXIT TERM
     sleep 60 # Slurm stops this script now
   fi
-elif [[ -z $ending ]] && ! on_each_node true; then
+elif [[ -z $ending ]] && a_node_is_lost; then
   # To put the job back now would be wrong: until Slurm knows that the node is lost, it cannot free
   # the others properly. (Slurm 22.05 then counts their GPUs as used.)
-  say "srun does not reach all nodes: wait until Slurm notices, and starts the job again"
+  say "a node does not answer: wait until Slurm notices, and starts the job again"
   sleep 900 &
   wait "$!" || true
 fi

@@ -17,11 +17,11 @@ SCRIPT = ROOT / "scripts" / "sbatch_run.sh"
 class BatchJob:
     """A batch job on a cluster, and its log."""
 
-    def __init__(self, cluster, *command, cwd, log="logs/slurm-{}.out"):
+    def __init__(self, cluster, *command, cwd, log="logs/slurm-{}.out", inside=()):
         self.cluster, self.cwd = cluster, cwd
         # As somebody submits whose environment is active.
         path = f"PATH={Path(sys.executable).parent}:{os.environ['PATH']}"
-        done = self.run("env", path, "sbatch", "--parsable", *command)
+        done = self.run(*inside, "env", path, "sbatch", "--parsable", *command)
         assert done.returncode == 0, done.stderr
         self.number = done.stdout.strip()
         self.file = cwd / log.format(self.number)
@@ -106,6 +106,27 @@ def test_a_copy_of_the_script_in_the_course_and_elsewhere(slurm, tmp_path):
     job = BatchJob(slurm, tmp_path / SCRIPT.name, cwd=tmp_path)
     assert job.wait() == "FAILED"
     assert "sbatch_run.sh is not in the folder scripts of the course: submit it" in job.log()
+
+
+INSIDE = "salloc -N 1 --mem-per-cpu 100 --gpus 1 --threads-per-core 1 srun env "
+INSIDE += "SLURM_GPUS_PER_TASK=4 SLURM_GRES=gpu:9 SLURM_LABELIO=1 SLURM_EXCLUSIVE=1"
+
+
+def test_what_another_job_has_left_in_the_environment_is_not_passed_on(slurm, tmp_path):
+    """Somebody calls sbatch from a shell in a job. srun would refuse each of these variables."""
+    (tmp_path / "show.py").write_text('import os\nos.write(1, b"started\\n")\n')
+    asked = ("--ntasks-per-node", 2, "--gpus-per-node", 2, "--mem", 500, SCRIPT, "show.py")
+    job = BatchJob(slurm, *asked, cwd=tmp_path, inside=INSIDE.split())
+    assert job.wait() == "COMPLETED", job.log()
+    assert job.log().count("started\n") == 4
+
+
+def test_an_srun_that_is_refused_ends_the_job_with_its_own_words(slurm, tmp_path):
+    """The job holds no nodes as if it had lost one."""
+    job = BatchJob(slurm, SCRIPT, "9", cwd=tmp_path, inside=["env", "SLURM_TIMELIMIT=999999"])
+    assert job.wait() == "FAILED", job.log()
+    assert ": Requested time limit is invalid" in job.log()
+    assert job.log().endswith(" the job ends with exit status 1\n")
 
 
 @pytest.mark.full
@@ -201,7 +222,7 @@ def test_a_job_that_has_lost_a_node_resumes_with_another(notices, how, tmp_path,
         job.wait_for(": snapshot ")
         os.kill(int((folder / "node2.pid").read_text()), 9)
         if notices == "the job":
-            job.wait_for(" srun does not reach all nodes: wait until Slurm notices, and starts the")
+            job.wait_for(" a node does not answer: wait until Slurm notices, and starts the job")
         job.wait_for(", start 2, nodes ")
         assert_resumed(job)
     finally:

@@ -3,9 +3,13 @@
 import re
 import sys
 
-# What salloc or the site may have left behind. srun would prefer it to its options.
+# What salloc or the site may have left behind, also a job from which this one was submitted. srun
+# would prefer it to its options, or refuse it. A step without a request gets what its job has.
 LEFT_BEHIND = ["NTASKS", "NPROCS", "NTASKS_PER_NODE", "NTASKS_PER_GPU", "NTASKS_PER_TRES"]
-LEFT_BEHIND += ["CPUS_PER_TASK", "CPUS_PER_GPU", "TRES_PER_TASK", "EXACT", "HINT"]
+LEFT_BEHIND += ["CPUS_PER_TASK", "CPUS_PER_GPU", "TRES_PER_TASK", "EXACT", "HINT", "EXCLUSIVE"]
+LEFT_BEHIND += ["MEM_PER_CPU", "MEM_PER_GPU", "MEM_PER_NODE", "THREADS_PER_CORE", "DISTRIBUTION"]
+LEFT_BEHIND += ["GPUS", "GPUS_PER_NODE", "GPUS_PER_SOCKET", "GRES", "STEP_GRES", "HOSTFILE"]
+LEFT_BEHIND += ["LABELIO"]  # it would be in the answers of nodes
 REMOVED = {f"SLURM_{name}" for name in LEFT_BEHIND} | {"SRUN_CPUS_PER_TASK"}
 
 
