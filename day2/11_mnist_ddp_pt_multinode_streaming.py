@@ -357,9 +357,14 @@ def parse_args():
         parser.error("start this lesson with scripts/multinode_setup_and_run.sh")
     try:
         images = images_of_epoch(args, int(os.environ["WORLD_SIZE"]))
-    except (OSError, KeyError, TypeError):
-        todo = "Make it: python day2/create_mnist_h5.py --force"
-        parser.error(f"{args.file} is missing, damaged or of another kind. {todo}")
+    except (OSError, KeyError, TypeError, AttributeError) as error:
+        known = isinstance(error, (OSError, KeyError))  # by h5py, in the last argument
+        cause = error.args[-1] if known else "its dataset images has no chunks"
+        todo = ""  # nothing that replaces a file which others use, or which you named
+        if args.file == DATA / "mnist.h5" and not isinstance(error, BlockingIOError):
+            force = " --force" if args.file.exists() else ""
+            todo = f". Make it: python day2/create_mnist_h5.py{force}"
+        parser.error(f"{args.file} cannot be streamed: {cause}{todo}")
     if images == 0:
         parser.error(f"{args.file} has not one batch for each worker of each rank")
     return args

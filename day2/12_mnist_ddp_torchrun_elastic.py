@@ -233,7 +233,7 @@ def resume(job):
         sys.exit(1 if rank else f"The ranks read different snapshots in {FOLDER}.")
     if state and state["arguments"] != job.arguments:
         problem = f"{SNAPSHOT} is from a job with different arguments."
-        sys.exit(1 if rank else f"{problem} Use those, or delete the file.")
+        sys.exit(1 if rank else f"{problem} Use those, or rename {FOLDER}.")
     if state and rank == 0:
         where = f"in epoch {job.epoch} after {job.seen:,} images"
         print(f"start {len(job.ranks)}: resumes {where}")

@@ -317,8 +317,8 @@ def parse_args():
     args.sizes = json.loads(sizes.read_text())
     files, ranks = args.sizes["files"], int(os.environ["WORLD_SIZE"])
     if files < ranks:
-        todo = f"python day2/create_ratings.py --force --files {2 * ranks}"
-        parser.error(f"{files} files are too few for {ranks} ranks. Make more: {todo}")
+        todo = f"Write them with create_ratings.py --files {2 * ranks}"
+        parser.error(f"{files} files are too few for {ranks} ranks. {todo}")
     return args
 
 

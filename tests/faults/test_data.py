@@ -1,9 +1,11 @@
 """Files that are missing, damaged, half written or read-only, and disks that are full."""
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import h5py
 import pytest
@@ -11,7 +13,7 @@ from faults import Job, lesson, nine_images, refused
 from helpers import ALONE, LESSONS, ROOT, cannot, copy_tree, wait_for, works
 
 RESTORE = "In the folder of the repository: `git checkout data/MNIST`."
-MAKE = "As it says. With `--force` a file that is there is replaced."
+FILE = "As it says. The lesson's own file is made by `python day2/create_mnist_h5.py`."
 FULL = "`df -h .` shows what is free."
 TINY = ("--images", 640, "--save-every", 2)
 
@@ -33,17 +35,32 @@ def test_torchvision_says_that_data_is_missing_or_damaged(damage, says, tmp_path
     job.check(f"the data is {damage}", says, RESTORE, status=1)
 
 
-@pytest.mark.parametrize("damage", ["missing", "truncated", "other data"])
-def test_lesson_11_refuses_a_file_with_a_sentence(damage, tmp_path):
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        ("missing", "unable to open file"),
+        ("truncated", "truncated file"),
+        ("other data", "object 'images' doesn't exist"),
+        ("no chunks", "its dataset images has no chunks"),
+        ("open for writing", "unable to lock file"),
+    ],
+)
+def test_lesson_11_says_what_is_wrong_with_a_file_and_spares_it(damage, says, tmp_path):
     path = nine_images(tmp_path)
     if damage == "missing":
         path.unlink()
     elif damage == "truncated":
         path.write_bytes(path.read_bytes()[:-100])
-    else:
-        h5py.File(path, "w").close()
-    sentence = r"\S+ is missing, damaged or of another kind\. Make it: .*"
-    refused(f"lesson 11: HDF5 file {damage}", sentence, MAKE, "11", "--file", path, env=ALONE)
+    elif damage != "open for writing":
+        with h5py.File(path, "w") as file:
+            if damage == "no chunks":
+                file["images"] = file["labels"] = range(9)
+    # No word of --force: the file that you have named is your own.
+    sentence = rf"nine\.h5 cannot be streamed: (?!.*--force).*?{says}"
+    with path.open("a") if path.exists() else nullcontext() as writer:
+        if damage == "open for writing":
+            fcntl.flock(writer, fcntl.LOCK_EX)  # as HDF5 does
+        refused(f"lesson 11: HDF5 file {damage}", sentence, FILE, "11", "--file", path, env=ALONE)
 
 
 @pytest.mark.parametrize("how", ["INT", "KILL"])
