@@ -79,6 +79,9 @@ def build_data(args):
     test_set = datasets.ImageFolder(f"{args.data}/{test}", v2.Compose(plain))
     if train_set.classes != test_set.classes:
         raise Problem(f"train and {test} of {args.data} have different classes")
+    hidden = [name for name in train_set.classes if name.startswith(".")]
+    if hidden:
+        raise Problem(f"move {hidden[0]} out of {args.data}: it counts as a class")
     return train_set, test_set, len(train_set.classes)
 
 
@@ -362,7 +365,8 @@ class Problem(Exception):
 
 def last_line(error):
     """Return the last line of an error: the cause, if other processes had it."""
-    return str(error).strip().splitlines()[-1]
+    words = str(error).strip() or type(error).__name__
+    return words.splitlines()[-1]
 
 
 class Seeded(Dataset):
@@ -380,10 +384,11 @@ class Seeded(Dataset):
         torch.default_generator.manual_seed(hash((self.seed, self.epoch, index)))
         try:
             return self.dataset[index]
-        except (OSError, SyntaxError) as error:  # a broken picture
+        except Exception as error:  # of any type: a broken picture, or one too large
             files = getattr(self.dataset, "samples", None)  # ImageFolder has them
             name = files[index][0] if files else f"sample {index}"
-            raise Problem(f"{name} cannot be read: {error}") from None
+            cause = last_line(traceback.format_exception_only(error)[-1])
+            raise Problem(f"{name} cannot be read: {cause}") from None
 
 
 def wrap(model, args):

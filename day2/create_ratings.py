@@ -186,18 +186,42 @@ def read_csv(path):
         with path.open(encoding="utf-8-sig", errors="replace") as file:
             if next(file, "").strip() != header:
                 raise ValueError(f"its first line must be {header}")
-            rows = filter(str.strip, file)  # without empty lines
-            lines = list(islice(rows, 1_000_000))
-            if not lines:
-                raise ValueError("it holds no ratings")
+            number = 2  # of the line that is read next
+            ratings = 0
+            lines = list(islice(file, 1_000_000))
             while lines:
-                part = np.loadtxt(lines, CSV, delimiter=",", ndmin=1)
-                if not np.isfinite(part["rating"]).all():
-                    raise ValueError("every rating must be a finite number")
+                part = parse(lines, number)
+                ratings += len(part)
                 yield part
-                lines = list(islice(rows, 1_000_000))
+                number += len(lines)
+                lines = list(islice(file, 1_000_000))
+            if ratings == 0:
+                raise ValueError("it holds no ratings")
     except ValueError as error:
         sys.exit(f"{path} is not like MovieLens' ratings.csv: {error}")
+
+
+def parse(lines, number):
+    """Return the ratings of lines of a CSV file, the first of which has this number.
+
+    Raise ValueError with the number of the first line that is none.
+    """
+    try:
+        rows = [line for line in lines if line.strip()]  # without empty lines
+        ratings = np.empty(0, CSV)
+        if rows:
+            ratings = np.loadtxt(rows, CSV, delimiter=",", ndmin=1)
+        if not np.isfinite(ratings["rating"]).all():
+            raise ValueError("every rating must be a finite number")
+        return ratings
+    except ValueError as error:
+        half = len(lines) // 2
+        if half == 0:
+            words = str(error).partition(" at row ")[0]  # of these lines, not the file
+            raise ValueError(f"line {number:,}: {words}") from None
+        parse(lines[:half], number)
+        parse(lines[half:], number + half)
+        raise  # not before one of these two has named the line
 
 
 def parse_args():

@@ -84,6 +84,16 @@ def test_a_csv_of_ones_own_becomes_files_and_a_model(tmp_path):
     assert "\n=> " in output
 
 
+def test_a_wrong_row_of_a_csv_is_named_by_its_line_in_the_file(tmp_path):
+    """Though the file is read in parts, and empty lines are none of its rows."""
+    text = "userId,movieId,rating,timestamp\n\n" + "1,2,3.5,4\n" * 1_000_000
+    (tmp_path / "ratings.csv").write_text(f"{text}1,2,good,4\n")
+    status, output = create(tmp_path, "--csv", "ratings.csv", "--folder", "shards")
+    assert status == 1
+    assert output.endswith(": line 1,000,003: could not convert string 'good' to float32\n")
+    assert not (tmp_path / "shards").exists()
+
+
 def test_a_folder_that_is_there_stays_unless_forced(tmp_path):
     folder = tmp_path / "shards"
     arguments = ("--copies", 1, "--files", 2, "--folder", folder)

@@ -3,10 +3,12 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from helpers import (
     ROOT,
     chooser,
     launch,
+    load_lesson,
     once,
     proof_of,
     proves,
@@ -198,13 +201,27 @@ def test_a_folder_of_pictures_augmented_alike_on_any_ranks(tmp_path):
 def test_what_cannot_be_trained_says_so_in_one_line(tmp_path):
     folder = pictures(tmp_path, broken=True)
     few = ("--data", folder, "--global-batch-size", 60)
-    assert re.search(r"red/7.png cannot be read: cannot identify", refused(*few, cwd=tmp_path))
+    said = refused(*few, cwd=tmp_path)
+    assert re.search(r"red/7.png cannot be read: .*Error: cannot identify", said)
+    Image.new("1", (14_000, 14_000)).save(folder / "train" / "red" / "7.png")
+    assert re.search(r"red/7.png cannot be read: .*Bomb", refused(*few, cwd=tmp_path))
     assert "red cannot be" not in refused("--data", "nothing", cwd=tmp_path)
+    for part in ("train", "val"):
+        shutil.copytree(folder / part / "blue", folder / part / ".ipynb_checkpoints")
+    assert "move .ipynb_checkpoints out of " in refused(*few, cwd=tmp_path)
     (folder / "val" / "red").rename(folder / "val" / "grey")
     assert "train and val of " in refused(*few, cwd=tmp_path)
     too_few = refused("--data", "random", "--global-batch-size", 2001, cwd=tmp_path)
     assert too_few == "2000 samples are less than a global batch"
     assert "a loss was nan" in refused("--lr", 1e30, "--clip", 1e30, cwd=tmp_path)
+
+
+def test_an_error_without_words_names_its_sample_and_its_type():
+    lesson = load_lesson("13")
+    data = mock.MagicMock(spec=["__getitem__"])
+    data.__getitem__.side_effect = AssertionError
+    with pytest.raises(lesson.Problem, match="^sample 3 cannot be read: AssertionError$"):
+        lesson.Seeded(data, 0, 0)[3]
 
 
 def test_gloo_cannot_shard_on_gpus_that_ranks_share(tmp_path):
