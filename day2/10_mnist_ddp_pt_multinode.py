@@ -3,8 +3,8 @@
 Builds on: 6_mnist_ddp_pt.py
 New here:  the variables that the launcher sets, in place of launch
 Run:       scripts/multinode_setup_and_run.sh day2/10_mnist_ddp_pt_multinode.py
-           The same by hand, on two nodes of an allocation with four GPUs each:
-           srun --ntasks-per-node 1 torchrun --nnodes 2 --nproc-per-node 4
+           By hand, on two nodes with four GPUs, 128 cores: srun --ntasks-per-node 1
+               --cpus-per-task 128 torchrun --nnodes 2 --nproc-per-node 4
                --rdzv-backend c10d --rdzv-endpoint $(hostname):29500 FILE
 Look for:  => losses within ... of one process (limit 1e-05): ok
 Try next:  the same number of ranks on one node: python day1/6_mnist_ddp_pt.py 4

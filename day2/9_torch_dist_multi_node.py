@@ -3,8 +3,8 @@
 Builds on: 1_torch_dist_gpu.py
 New here:  five variables, node, local rank, process groups of some of the ranks
 Run:       scripts/multinode_setup_and_run.sh day2/9_torch_dist_multi_node.py
-           The same by hand, on two nodes of an allocation with four GPUs each:
-           srun --ntasks-per-node 1 torchrun --nnodes 2 --nproc-per-node 4
+           By hand, on two nodes with four GPUs, 128 cores: srun --ntasks-per-node 1
+               --cpus-per-task 128 torchrun --nnodes 2 --nproc-per-node 4
                --rdzv-backend c10d --rdzv-endpoint $(hostname):29500 FILE
 Look for:  => 2 nodes, 4 ranks: every rank holds ...; the sum 0+1+2+3 is ...: ok
 Try next:  --torchrun before the file; one rank per node; 4 kB and 64 MB between nodes.
