@@ -28,7 +28,8 @@ from torchvision.datasets import MNIST
 
 def average_gradients(model):
     """Replace each gradient by its mean over the ranks. Every rank must call this."""
-    gradients = [parameter.grad for parameter in model.parameters()]
+    gradients = [x.grad for x in model.parameters() if x.requires_grad]  # not frozen
+    assert None not in gradients, "no gradient: freeze what the loss does not use"
     # All in one long vector: every message costs time, even a short one.
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat, op=dist.ReduceOp.SUM)

@@ -31,7 +31,8 @@ from torchvision.datasets import MNIST
 
 def average_gradients(model):
     """Replace each gradient by its mean over the ranks. Every rank must call this."""
-    gradients = [parameter.grad for parameter in model.parameters()]
+    gradients = [x.grad for x in model.parameters() if x.requires_grad]  # not frozen
+    assert None not in gradients, "no gradient: freeze what the loss does not use"
     # All in one long vector: every message costs time, even a short one.
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat, op=dist.ReduceOp.SUM)
@@ -59,7 +60,6 @@ def train_one_epoch(model, loader, optimizer, device, profiler):
 
 def train(train_set, device, args):
     """Record a few steps on all ranks. Return the losses of the steps."""
-    world_size = dist.get_world_size()
     torch.manual_seed(args.seed)  # the same first weights on every rank
     model = Net().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
@@ -75,7 +75,7 @@ def train(train_set, device, args):
         batches = islice(loader, 5 + args.max_steps)
         losses = train_one_epoch(model, batches, optimizer, device, profiler)
     dist.all_reduce(losses)  # each rank knows only its own
-    return losses / world_size
+    return losses / dist.get_world_size()
 
 
 def main(device, args):

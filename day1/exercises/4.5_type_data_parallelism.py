@@ -28,7 +28,8 @@ MAX_STEPS = 40  # of each epoch. None, all: lesson 4's losses but for the last d
 
 def average_gradients(model):
     """Replace each gradient by its mean over the ranks. Every rank must call this."""
-    # TODO 3: make each parameter.grad the mean over the ranks, in place. Then call this
+    # TODO 3: make each parameter.grad the mean over the ranks, in place. (A frozen one,
+    #         whose requires_grad is False, has none: leave it out.) Then call this
     #         function where train_one_epoch() needs it.
 
 

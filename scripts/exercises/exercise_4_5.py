@@ -2,7 +2,7 @@
 
 from itertools import chain
 
-from exercises.common import flat, gap, short
+from exercises.common import attempt, flat, gap, short
 
 IMAGES, BATCH, EPOCHS = 96, 8, 2
 
@@ -29,14 +29,14 @@ def look(exercise, rank, world_size):
     every = [None] * world_size
     dist.all_gather_object(every, visits)
     one = torch.nn.Linear(1, 1)
-    for parameter in one.parameters():
-        parameter.grad = torch.full_like(parameter, rank + 1.0)
-    exercise.average_gradients(one)
+    one.weight.requires_grad = False
+    one.bias.grad = torch.full_like(one.bias, rank + 1.0)
+    _, trouble = attempt(exercise.average_gradients, one)
     mean = one.bias.grad.item()
     # One process, with the images that all ranks together had in each step.
     steps = [list(chain(*parts)) for parts in zip(*(batches(x) for x in every))]
     expected = alone(exercise, images, labels, steps)
-    return visits, mean, flat(model), losses.tolist(), expected
+    return visits, mean, flat(model), losses.tolist(), expected, trouble
 
 
 def batches(visits):
@@ -72,14 +72,15 @@ def judge(seen):
     later = seen[0][0][len(halves[0]) :]
     text = f"rank 0: epoch 0 begins with {short(halves[0])}, epoch 1 with {short(later)}"
     yield halves[0] != later, f"{text} (right: a new order)"
-    means = [mean for _, mean, *_ in seen]
-    text = f"all ranks: average_gradients() turns 1, 2, 3, 4 into {short(means)}"
+    means, *_, trouble = zip(*(one[1:] for one in seen))
+    text = "all ranks: with a weight that is frozen, average_gradients() "
+    text += trouble[0] or f"turns 1, 2, 3, 4 into {short(means)}"
     yield set(means) == {2.5}, f"{text} (right: 2.5 on each)"
     for rank, (_, _, parameters, *_) in enumerate(seen[1:], start=1):
         far = gap(parameters, seen[0][2])
         text = f"rank {rank}: its parameters differ from rank 0's by up to {far:.1g}"
         yield far == 0, f"{text} (right: 0)"
-    *_, losses, expected = seen[0]
+    *_, losses, expected, _ = seen[0]
     text = f"rank 0: losses of {len(losses)} steps within {gap(losses, expected):.0e}"
     text += " of one process with all ranks' images"
     yield gap(losses, expected) <= 1e-5, f"{text} (limit 1e-05)"

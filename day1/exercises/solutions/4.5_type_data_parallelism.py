@@ -29,8 +29,9 @@ MAX_STEPS = 40  # of each epoch. None, all: lesson 4's losses but for the last d
 def average_gradients(model):
     """Replace each gradient by its mean over the ranks. Every rank must call this."""
     for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)  # the sum over the ranks, in place
-        parameter.grad /= dist.get_world_size()  # the mean, not the sum
+        if parameter.requires_grad:  # not frozen
+            dist.all_reduce(parameter.grad)  # the sum over the ranks, in place
+            parameter.grad /= dist.get_world_size()  # the mean, not the sum
 
 
 def train_one_epoch(model, loader, optimizer):
