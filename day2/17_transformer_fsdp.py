@@ -29,8 +29,9 @@ class ByHand:
     """Divides a piece of the model, such as a layer: each rank keeps 1/N of it."""
 
     def __init__(self, piece):
-        # Pieces inside this one are divided already: nothing is stored there.
-        self.whole = [x for x in piece.parameters() if x.untyped_storage().nbytes()]
+        # What is frozen stays whole. What a piece inside this one has divided holds 0.
+        self.whole = [x for x in piece.parameters() if x.requires_grad and held([x])]
+        assert len({x.dtype for x in self.whole}) == 1, "nothing to train, or two dtypes"
         self.flat = flatten(self.whole)
         part = self.flat.chunk(dist.get_world_size())[dist.get_rank()]
         self.part = nn.Parameter(part.clone())  # all that stays on this rank
@@ -44,6 +45,7 @@ class ByHand:
 
     def gather(self, *from_hook):
         """Before the piece computes, make it whole: each rank sends its part."""
+        assert all(x.grad is None for x in self.whole), "freeze what the loss leaves out"
         self.flat.untyped_storage().resize_(self.flat.nbytes)
         dist.all_gather_into_tensor(self.flat, self.part.detach())
 
@@ -54,11 +56,12 @@ class ByHand:
     def scatter(self, *from_hook):
         """After its last gradient, average them: each rank gets its part's mean."""
         gradients = [parameter.grad for parameter in self.whole]
-        if all(gradient is not None for gradient in gradients):
+        if None not in gradients:
             self.free()
-            self.part.grad = torch.empty_like(self.part)
-            dist.reduce_scatter_tensor(self.part.grad, flatten(gradients))  # the sum
-            self.part.grad /= dist.get_world_size()
+            mean = torch.empty_like(self.part)
+            dist.reduce_scatter_tensor(mean, flatten(gradients) / dist.get_world_size())
+            earlier = self.part.grad  # of a backward before, if this step has several
+            self.part.grad = mean if earlier is None else earlier + mean
             for parameter in self.whole:
                 parameter.grad = None
 
@@ -73,30 +76,27 @@ def by_pytorch(piece):
     """The same by PyTorch: each parameter becomes a DTensor, which has a part of it."""
     kind = next(piece.parameters()).device.type
     mesh = init_device_mesh(kind, (dist.get_world_size(),))  # of all ranks
-    # True, as for layers by default: free the piece after forward, also a whole model.
-    fully_shard(piece, mesh=mesh, reshard_after_forward=True)
+    fully_shard(piece, mesh=mesh, reshard_after_forward=True)  # free Net after it, too
     if hasattr(piece, "set_force_sum_reduction_for_comms"):  # torch 2.8 and newer
-        # Add up, then divide: not every backend can average.
-        piece.set_force_sum_reduction_for_comms(True)
+        piece.set_force_sum_reduction_for_comms(True)  # not every backend can average
 
 
 def build(divide, meter, device, seed):
     """Return Net, and what divide makes of its pieces: one after the other is whole."""
     with torch.device("meta"):  # shapes only: they need no memory
         model = meter.model = Net()
+    count = len(list(model.parameters()))
     divided = []
     with meter:
-        for piece in [*model.layers, model.codes, model.scores, model.places]:
-            piece.to_empty(device=device)  # memory, for this piece only
-            torch.manual_seed(seed)  # the same first weights on every rank
-            seed += 1
+        # Net, last, has the rest: places is never called, so no hook of it would run.
+        for number, piece in enumerate([*model.layers, model.codes, model.scores, model]):
+            torch.manual_seed(seed + number)  # the same first weights on every rank
             for module in piece.modules():
-                if hasattr(module, "reset_parameters"):
+                if any(x.is_meta for x in module.parameters(recurse=False)):
+                    module.to_empty(device=device, recurse=False)  # memory, for it only
                     module.reset_parameters()
-            # Hooks run when a piece is called, but places never is. So Net itself
-            # is divided last, with all that no other piece has.
-            called = model if piece is model.places else piece
-            divided.append(divide(called) if divide else called)
+            divided.append(divide(piece) if divide else piece)
+    assert len(list(model.parameters())) == count, "to_empty unties: tie before divide"
     return model, divided
 
 

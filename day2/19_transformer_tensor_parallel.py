@@ -106,7 +106,7 @@ def train_one_epoch(model, loader, optimizer, mesh, device):
         optimizer.zero_grad()
         loss = F.cross_entropy(model(text), targets.flatten())
         loss.backward()
-        average([local(parameter.grad) for parameter in model.parameters()], mesh)
+        average([local(x.grad) for x in model.parameters() if x.requires_grad], mesh)
         optimizer.step()
         losses.append(loss.detach())  # no .item() here: the CPU would wait for the GPU
     return torch.stack(losses)
@@ -224,15 +224,15 @@ def average(tensors, mesh):
         flat = nn.utils.parameters_to_vector(tensors)
         dist.all_reduce(flat, group=mesh.get_group("data"))
         flat /= mesh["data"].size()
-        means = flat.split([tensor.numel() for tensor in tensors])
-        for tensor, mean in zip(tensors, means):
+        for tensor, mean in zip(tensors, flat.split([x.numel() for x in tensors])):
             tensor.copy_(mean.view_as(tensor))
 
 
 def own_part(parameter, dim, mesh):
     """Return this rank's part of a parameter, cut along dim."""
     parts = parameter.detach().chunk(mesh["tensor"].size(), dim)
-    return nn.Parameter(parts[mesh.get_local_rank("tensor")].clone())
+    part = parts[mesh.get_local_rank("tensor")].clone()
+    return nn.Parameter(part, parameter.requires_grad)
 
 
 def local(tensor):

@@ -135,8 +135,8 @@ MUTANTS = {
         Mutant("reshard_after_forward=True", "reshard_after_forward=False", AT_MOST_ALL),
         Mutant("piece.register_forward_hook(self.free)", "pass", AT_MOST_ALL),
         # The sum of the gradients, not the mean; and a different model on each rank.
-        Mutant("            self.part.grad /= dist.get_world_size()\n", "", FROM_ONE),
-        Mutant("torch.manual_seed(seed)", "torch.manual_seed(seed + dist.get_rank())", FROM_ONE),
+        Mutant("flatten(gradients) / dist.get_world_size()", "flatten(gradients)", FROM_ONE),
+        Mutant("manual_seed(seed + number)", "manual_seed(seed + dist.get_rank())", FROM_ONE),
         # The whole model on every rank before it is divided.
         Mutant('torch.device("meta")', "device", AT_MOST_ALL),
     ],

@@ -1,6 +1,7 @@
 """A script of one's own: the boxes of the pages are applied in their order, and train."""
 
 import ast
+import itertools
 import os
 import re
 import signal
@@ -157,6 +158,106 @@ def test_the_losses_are_those_of_one_process(last, ranks, boxes, tmp_path):
         assert status == 0, output
         found.append(results(output))
     assert_alike(*found)
+
+
+# A model that is not ours: nanoGPT in small. Its embedding is its last layer, too, some of its
+# parameters do not decay, and blocks may be frozen. An image becomes 49 tokens, and a digit the
+# next one, so that the boxes fit as they are.
+GPT = """
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(32, bias=False)
+        self.qkv = nn.Linear(32, 96, bias=False)
+        self.out = nn.Linear(32, 32, bias=False)
+        self.norm2 = nn.LayerNorm(32, bias=False)
+        self.up = nn.Linear(32, 128, bias=False)
+        self.down = nn.Linear(128, 32, bias=False)
+
+    def forward(self, x):
+        query, key, value = self.qkv(self.norm1(x)).unflatten(2, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Net(nn.Module):
+    def __init__(self, norm, dropout):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.blocks[:FROZEN].requires_grad_(False)
+        self.tokens = nn.Embedding(16, 32)
+        self.places = nn.Embedding(49, 32)
+        self.norm = nn.LayerNorm(32, bias=False)
+        self.head = nn.Linear(32, 16, bias=False)
+        self.tokens.weight = self.head.weight
+
+    def forward(self, images):
+        tokens = F.avg_pool2d(images, 4).flatten(1).mul(4).long().clamp(0, 15)
+        x = self.tokens(tokens) + self.places(torch.arange(49, device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x[:, -1]))
+
+
+def groups(model):
+    trained = [x for x in model.parameters() if x.requires_grad]
+    decay = {"params": [x for x in trained if x.dim() > 1], "weight_decay": 0.1}
+    return [decay, {"params": [x for x in trained if x.dim() == 1], "weight_decay": 0}]
+
+
+"""
+CONVOLUTIONS = "(model.conv1, model.norm1, model.conv2, model.norm2, model.fc, model)"
+TIE = """        if part is model:
+            model.tokens.weight = model.head.weight
+"""
+
+
+def write_gpt(file, frozen, tie=TIE):
+    """Turn a file that boxes has written into one with that model, and AdamW."""
+    text = re.sub(r"^class Net.*?(?=^def )", lambda _: GPT, file.read_text(), flags=re.M | re.S)
+    text = re.sub(
+        r"SGD\(model.parameters\(\), (lr=.*), momentum=0.9\)", r"AdamW(groups(model), \1)", text
+    )
+    assert "AdamW" in text
+    text = text.replace("FROZEN", str(frozen)).replace(CONVOLUTIONS, "(*model.blocks, model)")
+    file.write_text(text.replace("        fully_shard(", f"{tie}        fully_shard("))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("last", "ranks", "frozen"),
+    [
+        pytest.param(*x, marks=[] if x == ("17", 2, 1) else full)
+        for x in itertools.product(("6", "12", "13", "17"), (1, 2), (0, 1))
+    ],
+)
+def test_a_gpt_has_the_losses_of_one_process_also_when_it_resumes(
+    last, ranks, frozen, boxes, tmp_path
+):
+    found = []
+    for box, n in (("6" if last == "6" else "12", 1), (last, ranks)):
+        file = write_gpt(boxes(*before(box, without=["11"])), frozen)
+        folder, lines = tmp_path / str(len(found)), []
+        folder.mkdir()
+        accumulated = 2 if box in ("13", "17") else 1
+        more = ["--batch-size", 48 // n // accumulated, "--lr", 0.003, *REPEATABLE]
+        more += ["--accumulate", accumulated, "--clip", 1e9] if accumulated > 1 else []
+        for epochs in (1, 2) if (box, n) == (last, ranks) and last != "6" else (2,):
+            how = options(*more, epochs=epochs, steps=10 * accumulated)
+            status, output = run_ranks(n, file, *how, cwd=folder)
+            assert status == 0, output
+            lines += results(output)
+        found.append(lines)
+    assert_alike(*found)
+
+
+@full
+def test_tied_parameters_that_came_apart_stop_it(boxes, tmp_path):
+    file = write_gpt(boxes(*before("17", without=["11"])), 0, tie="")
+    status, output = run_ranks(2, file, *options("--lr", 0.003), cwd=tmp_path)
+    assert status == 1
+    assert "Tied parameters have come apart. Tie them again before fully_shard.\n" in output
 
 
 # How it is started

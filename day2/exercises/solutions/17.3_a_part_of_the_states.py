@@ -27,30 +27,35 @@ def pad(vector):
 
 
 class ZeroOne:
-    """Adam for a model that all ranks hold whole: ZeRO, stage 1.
+    """An optimizer for a model that all ranks hold whole: ZeRO, stage 1.
 
     It sees all parameters as one vector. Each rank has one part of it, and all parts
-    have the same length: 193 parameters on 4 ranks need 3 zeros at the end.
+    have the same length: 193 parameters on 4 ranks need 3 zeros at the end. So
+    the optimizer must treat each number by itself, as Adam and SGD do. Load the model's
+    weights before.
     """
 
-    def __init__(self, model, lr):
-        self.parameters = list(model.parameters())
+    def __init__(self, model, optimizer, **options):
+        self.parameters = [x for x in model.parameters() if x.requires_grad]
+        assert len({x.dtype for x in self.parameters}) == 1, "parameters of two dtypes"
         everything = parameters_to_vector(self.parameters).detach()
         # Adam makes states for what it is given: a part, so a part of the states.
         parts = pad(everything).chunk(dist.get_world_size())
         self.own = parts[dist.get_rank()].clone()
-        self.adam = torch.optim.Adam([self.own], lr)
+        self.optimizer = optimizer([self.own], **options)
 
     def step(self):
         """Take a step along the mean of all ranks' gradients. All must call this."""
-        gradient = parameters_to_vector([p.grad for p in self.parameters])
+        gradients = [x.grad for x in self.parameters]
+        assert None not in gradients, "no gradient: freeze what the loss does not use"
+        gradient = parameters_to_vector(gradients)
         gradient = pad(gradient)
         # An all_reduce is a reduce-scatter and an all-gather. Here the step is between
         # the two, so the ranks send as much as before: gradients, then parameters.
         self.own.grad = torch.empty_like(self.own)
         dist.reduce_scatter_tensor(self.own.grad, gradient)
         self.own.grad /= dist.get_world_size()
-        self.adam.step()
+        self.optimizer.step()
         everything = torch.empty_like(gradient)
         dist.all_gather_into_tensor(everything, self.own)
         vector_to_parameters(everything, self.parameters)  # leaves the zeros out
@@ -60,7 +65,7 @@ def train(steps):
     """Train on this rank's points. Return the model and its optimizer."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 1))
-    optimizer = ZeroOne(model, lr=0.01)
+    optimizer = ZeroOne(model, torch.optim.Adam, lr=0.01)
     x = torch.linspace(-2, 2, 32)[dist.get_rank() :: dist.get_world_size(), None]
     for _ in range(steps):
         model.zero_grad()
@@ -80,7 +85,7 @@ def main():
     model, optimizer = train(50)
     if dist.get_rank() == 0:
         numbers = sum(parameter.numel() for parameter in model.parameters())
-        print(f"the model: {numbers} numbers; Adam's states: {states(optimizer.adam)}")
+        print(f"the model: {numbers} numbers; Adam's states: {states(optimizer.optimizer)}")
 
 
 # ---- Shared helpers, identical in every exercise
