@@ -31,7 +31,7 @@ class ByHand:
     def __init__(self, piece):
         # What is frozen stays whole. What a piece inside this one has divided holds 0.
         self.whole = [x for x in piece.parameters() if x.requires_grad and held([x])]
-        assert len({x.dtype for x in self.whole}) == 1, "nothing to train, or two dtypes"
+        assert len({x.dtype for x in self.whole}) == 1, "nothing to train or two dtypes"
         self.flat = flatten(self.whole)
         part = self.flat.chunk(dist.get_world_size())[dist.get_rank()]
         self.part = nn.Parameter(part.clone())  # all that stays on this rank
@@ -45,7 +45,7 @@ class ByHand:
 
     def gather(self, *from_hook):
         """Before the piece computes, make it whole: each rank sends its part."""
-        assert all(x.grad is None for x in self.whole), "freeze what the loss leaves out"
+        assert all(x.grad is None for x in self.whole), "freeze what the loss ignores"
         self.flat.untyped_storage().resize_(self.flat.nbytes)
         dist.all_gather_into_tensor(self.flat, self.part.detach())
 
@@ -89,8 +89,8 @@ def build(divide, meter, device, seed):
     divided = []
     with meter:
         # Net, last, has the rest: places is never called, so no hook of it would run.
-        for number, piece in enumerate([*model.layers, model.codes, model.scores, model]):
-            torch.manual_seed(seed + number)  # the same first weights on every rank
+        for i, piece in enumerate([*model.layers, model.codes, model.scores, model]):
+            torch.manual_seed(seed + i)  # the same first weights on every rank
             for module in piece.modules():
                 if any(x.is_meta for x in module.parameters(recurse=False)):
                     module.to_empty(device=device, recurse=False)  # memory, for it only

@@ -136,7 +136,7 @@ MUTANTS = {
         Mutant("piece.register_forward_hook(self.free)", "pass", AT_MOST_ALL),
         # The sum of the gradients, not the mean; and a different model on each rank.
         Mutant("flatten(gradients) / dist.get_world_size()", "flatten(gradients)", FROM_ONE),
-        Mutant("manual_seed(seed + number)", "manual_seed(seed + dist.get_rank())", FROM_ONE),
+        Mutant("manual_seed(seed + i)", "manual_seed(seed + dist.get_rank())", FROM_ONE),
         # The whole model on every rank before it is divided.
         Mutant('torch.device("meta")', "device", AT_MOST_ALL),
     ],

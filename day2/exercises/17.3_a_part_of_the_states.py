@@ -41,7 +41,7 @@ class ZeroOne:
         everything = parameters_to_vector(self.parameters).detach()
         # TODO 1: this rank's part of everything.
         self.own = everything
-        self.optimizer = optimizer([self.own], **options)
+        self.inner = optimizer([self.own], **options)
 
     def step(self):
         """Take a step along the mean of all ranks' gradients. All must call this."""
@@ -51,7 +51,7 @@ class ZeroOne:
         dist.all_reduce(gradient)
         # TODO 2: the gradient of this rank's part is enough.
         self.own.grad = gradient / dist.get_world_size()
-        self.optimizer.step()
+        self.inner.step()
         # TODO 3: everything, made of the parts of all ranks.
         everything = self.own
         vector_to_parameters(everything.clone(), self.parameters)
@@ -81,7 +81,7 @@ def main():
     model, optimizer = train(50)
     if dist.get_rank() == 0:
         numbers = sum(parameter.numel() for parameter in model.parameters())
-        print(f"the model: {numbers} numbers; Adam's states: {states(optimizer.optimizer)}")
+        print(f"the model: {numbers} numbers; Adam's states: {states(optimizer.inner)}")
 
 
 # ---- Shared helpers, identical in every exercise

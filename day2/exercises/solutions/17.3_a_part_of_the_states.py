@@ -42,7 +42,7 @@ class ZeroOne:
         # Adam makes states for what it is given: a part, so a part of the states.
         parts = pad(everything).chunk(dist.get_world_size())
         self.own = parts[dist.get_rank()].clone()
-        self.optimizer = optimizer([self.own], **options)
+        self.inner = optimizer([self.own], **options)
 
     def step(self):
         """Take a step along the mean of all ranks' gradients. All must call this."""
@@ -55,7 +55,7 @@ class ZeroOne:
         self.own.grad = torch.empty_like(self.own)
         dist.reduce_scatter_tensor(self.own.grad, gradient)
         self.own.grad /= dist.get_world_size()
-        self.optimizer.step()
+        self.inner.step()
         everything = torch.empty_like(gradient)
         dist.all_gather_into_tensor(everything, self.own)
         vector_to_parameters(everything, self.parameters)  # leaves the zeros out
@@ -85,7 +85,7 @@ def main():
     model, optimizer = train(50)
     if dist.get_rank() == 0:
         numbers = sum(parameter.numel() for parameter in model.parameters())
-        print(f"the model: {numbers} numbers; Adam's states: {states(optimizer.optimizer)}")
+        print(f"the model: {numbers} numbers; Adam's states: {states(optimizer.inner)}")
 
 
 # ---- Shared helpers, identical in every exercise
