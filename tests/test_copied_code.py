@@ -61,7 +61,7 @@ def train(way, situation, rank, ranks):
 def test_it_trains_as_one_process_does_or_stops_and_says_why(tmp_path):
     status, output = run_ranks(2, __file__, *SITUATIONS, cwd=tmp_path)
     assert status == 0, output
-    found = re.findall(r"^(\S+), (.*): (.*)$", output, re.M)
+    found = re.findall(r"^(\S+), (.*?): (.*)$", output, re.M)
     assert len(found) == len(FILES) * len(SITUATIONS), output
     for way, situation, result in found:
         if situation == "unused" or (way in ("17", "17.3") and situation == "two dtypes"):
