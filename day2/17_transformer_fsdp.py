@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -75,7 +75,7 @@ def flatten(tensors):
 def by_pytorch(piece):
     """The same by PyTorch: each parameter becomes a DTensor, which has a part of it."""
     kind = next(piece.parameters()).device.type
-    mesh = init_device_mesh(kind, (dist.get_world_size(),))  # of all ranks
+    mesh = DeviceMesh.from_group(dist.group.WORLD, kind)  # all ranks, and their timeout
     fully_shard(piece, mesh=mesh, reshard_after_forward=True)  # free Net after it, too
     if hasattr(piece, "set_force_sum_reduction_for_comms"):  # torch 2.8 and newer
         piece.set_force_sum_reduction_for_comms(True)  # not every backend can average
@@ -141,7 +141,8 @@ def main(device, args):
     train_set, _ = make_text()
     by_hand = train("by hand", ByHand, None, train_set, device, args)
     sharded = train("fully_shard", by_pytorch, None, train_set, device, args)
-    alone = dist.new_group([0])
+    timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
+    alone = dist.new_group([0], timeout=timeout)
     if dist.get_rank() == 0:
         whole = train("one process", None, alone, train_set, device, args)
         return compare_all_three(by_hand, sharded, whole)

@@ -21,6 +21,7 @@ import torch.distributed as dist
 import torch.distributed.tensor.parallel as tp
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -142,8 +143,9 @@ def main(device, args):
         device = torch.device("cpu")
     train_set, _ = make_text()
     # Neighboring ranks are a tensor group: on one node, where links are fast.
-    shape = (dist.get_world_size() // args.tensor, args.tensor)
-    mesh = dist.init_device_mesh(device.type, shape, mesh_dim_names=("data", "tensor"))
+    ranks = torch.arange(dist.get_world_size()).view(-1, args.tensor)
+    timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
+    mesh = make_mesh(ranks, ("data", "tensor"), device.type, timeout)
     hand = train("by hand", split_by_hand, train_set, mesh, device, args)
     pytorch = train("PyTorch", split_by_pytorch, train_set, mesh, device, args)
     if dist.get_rank() == 0:
@@ -189,6 +191,18 @@ def by_formula(data, tensor, batch_size):
     numbers = [activations] * 4 * LAYERS if tensor > 1 else []
     numbers += [parameters] if data > 1 else []  # the gradients
     return [parameters, *[4 * number for number in numbers]]
+
+
+def make_mesh(ranks, names, device_type, timeout):
+    """Return a mesh of these ranks, int64 [rows, columns]. Every rank must call this.
+
+    init_device_mesh makes the same groups, but takes no timeout: they would wait for
+    10 minutes with NCCL, for 30 with gloo.
+    """
+    columns, _ = dist.new_subgroups_by_enumeration(ranks.T.tolist(), timeout)
+    rows, _ = dist.new_subgroups_by_enumeration(ranks.tolist(), timeout)
+    groups = [columns, rows]
+    return DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=names)
 
 
 class Messages(TorchDispatchMode):

@@ -84,7 +84,7 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch.distributed.device_mesh import init_device_mesh
+from datetime import timedelta
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils.data import DataLoader, DistributedSampler
@@ -93,6 +93,7 @@ from course.lists import load
 lesson = load("day2/19_transformer_tensor_parallel.py")
 dist.init_process_group("gloo")
 device = torch.device("cpu")
+make_mesh = lesson.make_mesh
 train_set, _ = lesson.make_text()
 plans = []
 lesson.tp.parallelize_module = lambda layer, mesh, plan: plans.append(plan)

@@ -41,8 +41,9 @@ def make_groups(per_node):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     leaders = list(range(0, world_size, per_node))
     nodes = [list(range(first, first + per_node)) for first in leaders]
-    within, _ = dist.new_subgroups_by_enumeration(nodes)
-    between = dist.new_group(leaders)  # every rank must make all groups
+    timeout = timedelta(seconds=20)
+    within, _ = dist.new_subgroups_by_enumeration(nodes, timeout)
+    between = dist.new_group(leaders, timeout)  # every rank must make all groups
     leader = rank // per_node * per_node
     if rank != leader:
         between = None

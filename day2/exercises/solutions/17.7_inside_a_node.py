@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 RANKS_OF_A_NODE = 2
@@ -25,10 +25,9 @@ RANKS_OF_A_NODE = 2
 
 def shard(model):
     """Divide a model among the ranks of a node. Each node has a copy."""
-    nodes = dist.get_world_size() // RANKS_OF_A_NODE
     # Copied along the first dimension, divided along the last: [[0, 1], [2, 3]].
-    shape = (nodes, RANKS_OF_A_NODE)
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("copies", "parts"))
+    ranks = torch.arange(dist.get_world_size()).view(-1, RANKS_OF_A_NODE)
+    mesh = make_mesh(ranks, ("copies", "parts"), "cpu", timedelta(seconds=20))
     for module in (model[0], model[2], model):
         fully_shard(module, mesh=mesh)
         module.set_force_sum_reduction_for_comms(True)  # gloo cannot average
@@ -66,6 +65,18 @@ def main():
 
 
 # ---- Shared helpers, identical in every exercise
+
+
+def make_mesh(ranks, names, device_type, timeout):
+    """Return a mesh of these ranks, int64 [rows, columns]. Every rank must call this.
+
+    init_device_mesh makes the same groups, but takes no timeout: they would wait for
+    10 minutes with NCCL, for 30 with gloo.
+    """
+    columns, _ = dist.new_subgroups_by_enumeration(ranks.T.tolist(), timeout)
+    rows, _ = dist.new_subgroups_by_enumeration(ranks.tolist(), timeout)
+    groups = [columns, rows]
+    return DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=names)
 
 
 def start():
