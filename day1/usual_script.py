@@ -84,6 +84,8 @@ def main():
     args = parse_args()
     torch.manual_seed(args.seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    # A worker that cannot send a batch lives on: wait for it for a minute only.
+    workers = {"num_workers": args.workers, "timeout": 60 if args.workers else 0}
     steps = [transforms.ToTensor(), transforms.Normalize(0.1307, 0.3081)]
     test_transform = transforms.Compose(steps)
     if not args.no_augment:
@@ -91,10 +93,8 @@ def main():
     train_transform = transforms.Compose(steps)
     train_set = datasets.MNIST(args.data, transform=train_transform, download=True)
     test_set = datasets.MNIST(args.data, train=False, transform=test_transform)
-    train_loader = DataLoader(
-        train_set, args.batch_size, shuffle=True, num_workers=args.workers
-    )
-    test_loader = DataLoader(test_set, args.test_batch_size, num_workers=args.workers)
+    train_loader = DataLoader(train_set, args.batch_size, shuffle=True, **workers)
+    test_loader = DataLoader(test_set, args.test_batch_size, **workers)
     model = Net(args.norm, args.dropout).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     scheduler = StepLR(optimizer, step_size=1, gamma=args.gamma)

@@ -14,6 +14,7 @@ import time
 from datetime import timedelta
 from hashlib import sha256
 from itertools import islice
+from multiprocessing.connection import Listener
 from pathlib import Path
 
 import h5py
@@ -118,10 +119,11 @@ def train(device, args):
     stream = ChunkStream(
         args.file, args.batch_size, dist.get_rank(), world_size, args.seed, args.buffer
     )
-    # None: the stream yields batches. Its workers read ahead while this rank trains.
-    loader = DataLoader(
-        stream, None, num_workers=args.workers, persistent_workers=args.workers > 0
-    )
+    # None: the stream yields batches. Its workers read ahead while this rank trains. One
+    # that cannot send a batch prints why and stays: only a timeout ends the wait for it.
+    limit = int(os.environ.get("DIST_TIMEOUT", 60)) if args.workers else 0
+    options = {"persistent_workers": args.workers > 0, "timeout": limit}
+    loader = DataLoader(stream, None, num_workers=args.workers, **options)
     losses = []
     used = []
     for epoch in range(args.epochs):
@@ -355,6 +357,10 @@ def parse_args():
         parser.error("epochs, batch size and buffer must be at least 1, workers 0")
     if "RANK" not in os.environ:
         parser.error("start this lesson with scripts/multinode_setup_and_run.sh")
+    try:
+        Listener().close()  # a socket in TMPDIR: workers send through such ones
+    except OSError as error:
+        parser.error(f"workers cannot send, set TMPDIR to a short path: {error}")
     try:
         images = images_of_epoch(args, int(os.environ["WORLD_SIZE"]))
     except (OSError, KeyError, TypeError, AttributeError) as error:

@@ -16,6 +16,7 @@ import argparse
 import fcntl
 import json
 import math
+import multiprocessing
 import os
 import resource
 import shutil
@@ -150,12 +151,18 @@ class Trainer:
         self.losses = []  # of the steps that are not in the log yet
         self.results = {}  # the newest loss, and what the newest test has found
         self.told_to_stop = False
+        self.signals = {}  # when each of SIGNALS has come first
         for number in SIGNALS:
             signal.signal(number, self.note_signal)
 
     def note_signal(self, number, frame):
         """Note a signal. It may come in the middle of a step."""
         self.told_to_stop = True
+        # Told again, end now. Not within 3 s: launcher and Slurm may both send the first.
+        first = self.signals.setdefault(number, time.monotonic())
+        if number != signal.SIGUSR1 and time.monotonic() > first + 3:
+            kill_workers()
+            os._exit(128 + number)
 
     def train_epoch(self):
         """Train to the end of the epoch, or until a signal. Return whether one came."""
@@ -190,6 +197,7 @@ class Trainer:
             Seeded(dataset, self.args.seed, epoch),
             batch_sampler=[batch.tolist() for batch in batches],
             num_workers=self.args.workers,
+            timeout=TIMEOUT if self.args.workers else 0,
             pin_memory=self.device.type == "cuda",  # copied while the GPU computes
         )
         # Workers inherit this, so they read on when all processes of a job are told
@@ -352,7 +360,9 @@ class Trainer:
 # ---- Shared helpers, identical in every lesson
 
 DATA = Path(__file__).parents[1] / "data"
-SIGNALS = [signal.SIGUSR1, signal.SIGTERM]  # Slurm, torchrun: save, the end is near
+# Slurm, torchrun, Ctrl-C: save, the end is near.
+SIGNALS = [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT]
+TIMEOUT = int(os.environ.get("DIST_TIMEOUT", 300))  # for collectives and data workers
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # A checkpoint is refused if one of these was different.
 FIXED = ["epochs", "data", "model", "global_batch_size", "lr", "warm_up", "clip"]
@@ -503,6 +513,13 @@ def choose_device(local_rank, local_world_size):
     return device, backend
 
 
+def kill_workers():
+    """Kill data workers that are left. Python would wait for them, perhaps for ever."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # DataLoader's would raise an error
+    for worker in multiprocessing.active_children():
+        worker.kill()
+
+
 def name_rank():
     """Set torchrun's variables: srun has started this rank, or it is the only one."""
     given = os.environ
@@ -526,7 +543,7 @@ def run(args):
     warnings.filterwarnings("ignore", "TypedStorage")  # torch 2.6 about itself
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this node
     device, backend = choose_device(int(os.environ["LOCAL_RANK"]), ranks_here)
-    timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 300)))
+    timeout = timedelta(seconds=TIMEOUT)
     device_id = None if backend == "gloo" else device  # with it, NCCL connects now
     os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")  # pytorch#153960
     store = None if "MASTER_ADDR" in os.environ else dist.HashStore()  # alone: no port
@@ -551,16 +568,21 @@ def run(args):
             raise Problem("gloo cannot shard on GPUs: --shard needs one for each rank")
         status = main(device, args)
     except Exception as error:  # on this rank alone, or on all of them
-        if dist.get_rank() != 0:
-            time.sleep(3)  # if on all, rank 0 says it, and its end stops the job
-        if isinstance(error, (Problem, OSError)):
-            print(last_line(error), file=sys.stderr)
-        else:
-            traceback.print_exc()
-        os._exit(1)  # Python would wait for threads and workers, perhaps for ever
+        try:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # DataLoader's may raise here
+            if dist.get_rank() != 0:
+                time.sleep(3)  # if on all, rank 0 says it, and its end stops the job
+            if isinstance(error, (Problem, OSError)):
+                print(last_line(error), file=sys.stderr)
+            else:
+                traceback.print_exception(error)
+        finally:
+            kill_workers()
+            os._exit(1)  # Python would wait for threads, perhaps for ever
     dist.barrier()  # leave together; if a rank fails before, the job ends there
     time.sleep(0.2)  # before torch 2.8 the next line can hang without it (#154976)
     dist.destroy_process_group()
+    kill_workers()
     return status  # of rank 0: 0 if the lesson has proved its claim
 
 

@@ -58,7 +58,7 @@ def mnist(rounds):
     usual = datasets.MNIST(DATA, train=True, transform=transforms.Compose(steps))
     ways = {"lesson 2": partial(of_lesson_2, DataLoader(train_set, BATCH, shuffle=True))}
     for workers in (0, 1):
-        loader = DataLoader(usual, BATCH, shuffle=True, num_workers=workers)
+        loader = DataLoader(usual, BATCH, shuffle=True, num_workers=workers, timeout=60 * workers)
         ways[f"the usual way, {workers} workers"] = loader.__iter__
     return in_turn({name: partial(speed, epoch) for name, epoch in ways.items()}, rounds)
 

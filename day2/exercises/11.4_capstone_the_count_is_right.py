@@ -56,7 +56,7 @@ def train():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     stream = ChunkStream()
     # Workers that live on: starting new ones in each epoch would take time.
-    options = {"num_workers": WORKERS, "persistent_workers": True}
+    options = {"num_workers": WORKERS, "persistent_workers": True, "timeout": 20}
     if sys.platform == "linux":
         options["multiprocessing_context"] = "fork"  # quick; not safe on a Mac
     loader = DataLoader(stream, batch_size=None, **options)
