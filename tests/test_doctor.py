@@ -28,8 +28,8 @@ def diagnose(*arguments, cwd, command=DOCTOR, env=None):
 def test_all_is_well_on_imitated_nodes(tmp_path):
     status, output, problems = diagnose("--local", "2x2", cwd=tmp_path)
     assert (status, problems) == (0, {}), output
-    assert len(re.findall(r"^ok   ", output, re.M)) == 9
-    assert output.endswith("\n=> ready: 9 checks ok, 4 ranks\n")
+    assert len(re.findall(r"^ok   ", output, re.M)) == 10
+    assert output.endswith("\n=> ready: 10 checks ok, 4 ranks\n")
     assert f", h5py {version('h5py')}, " in output
     assert re.search(r"^ok   all_reduce: 4 MB at \d.* MB/s, gloo, cpu$", output, re.M)
 
@@ -120,6 +120,15 @@ def test_a_rank_says_what_is_wrong_with_its_machine(tmp_path, monkeypatch):
     assert rank.check_cpus().startswith("1, although you asked for 4. See --cpu-bind")
     monkeypatch.setattr(rank, "SHM", 2**60)
     assert "MB free. Remove" in rank.check_shm()
+
+
+def test_a_tmpdir_that_no_worker_can_send_from_is_found(tmp_path):
+    (tmp_path / ("x" * 80)).mkdir()
+    env = {"TMPDIR": str(tmp_path / ("x" * 80))}
+    status, output, problems = diagnose("--local", "2", cwd=tmp_path, env=env)
+    assert (status, set(problems)) == (1, {"TMPDIR"}), output
+    assert "(AF_UNIX path too long). Choose another, with a short path: " in problems["TMPDIR"]
+    assert not list((tmp_path / ("x" * 80)).glob("pymp-*"))
 
 
 # The checks of all ranks together, with facts that are made up.

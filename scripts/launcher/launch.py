@@ -19,7 +19,8 @@ Inside an allocation:
 Each rank gets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and LOCAL_WORLD_SIZE.
 What you set yourself stays: MASTER_ADDR, MASTER_PORT, OMP_NUM_THREADS, GLOO_SOCKET_IFNAME,
 NCCL_SOCKET_IFNAME, PYTHON. PYTHON may be a script that starts it in a container: day2/SITES.md.
-DIST_TIMEOUT is how many seconds a rank waits in a collective (60).
+DIST_TIMEOUT is how many seconds a lesson's rank waits for the others, and for its data (60; lesson
+13: 300). Other scripts do not read it: theirs is the timeout that they give init_process_group.
 Exit status 69: this machine or this version of PyTorch cannot run the lesson, which says why.
 """
 

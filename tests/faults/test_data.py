@@ -63,6 +63,16 @@ def test_lesson_11_says_what_is_wrong_with_a_file_and_spares_it(damage, says, tm
         refused(f"lesson 11: HDF5 file {damage}", sentence, FILE, "11", "--file", path, env=ALONE)
 
 
+def test_lesson_11_refuses_a_tmpdir_that_no_worker_can_send_from(tmp_path):
+    tmp = tmp_path / ("x" * 80)
+    tmp.mkdir()
+    sentence = r"workers cannot send, set TMPDIR to a short path: AF_UNIX path too long"
+    few = ("--file", nine_images(tmp_path), "--batch-size", 1)
+    job = lesson("11", *few, cwd=tmp_path, env=ALONE | {"TMPDIR": str(tmp)})
+    fault = "TMPDIR is a path of more than 75 letters, lesson 11"
+    job.check(fault, sentence, "`export TMPDIR=/tmp`", status=2)
+
+
 @pytest.mark.parametrize("how", ["INT", "KILL"])
 def test_writing_that_is_stopped_leaves_the_old_file(how, tmp_path):
     path = tmp_path / "mnist.h5"

@@ -3,10 +3,11 @@
 import os
 import resource
 import signal
+import time
 from pathlib import Path
 
 import pytest
-from faults import IMPATIENT, lesson, local, on_slurm
+from faults import IMPATIENT, lesson, local, nine_images, on_slurm
 from helpers import LAUNCHER
 from mutants import write_mutant
 
@@ -106,10 +107,15 @@ def test_a_stage_of_a_pipeline_is_killed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "begun", "what"), [("9", "1 MB:", "a rank"), ("20", "GPipe, ", "a stage of lesson 20")]
+    ("name", "begun", "what"),
+    [
+        ("9", "1 MB:", "a rank"),
+        ("19 --max-steps 300", "by hand: loss", "a rank of lesson 19, in a group of a mesh,"),
+        ("20", "GPipe, ", "a stage of lesson 20"),
+    ],
 )
 def test_a_stopped_rank_is_seen_by_the_timeout(name, begun, what, tmp_path):
-    job = local("2", name, cwd=tmp_path, env=IMPATIENT)
+    job = local("2", *name.split(), cwd=tmp_path, env=IMPATIENT)
     job.until(begun)
     job.hit("STOP", rank=1)
     output = job.check(
@@ -119,6 +125,41 @@ def test_a_stopped_rank_is_seen_by_the_timeout(name, begun, what, tmp_path):
         "[the guide](../../day1/GUIDE.md#when-it-hangs).",
     )
     assert "Timed out waiting 6000ms" in output
+
+
+# What a data worker does before it reads: no socket can be made; it waits; it dies.
+MUTE = 'import multiprocessing; multiprocessing.current_process()._config["tempdir"] = "x" * 99'
+ASLEEP, DEAD = "time.sleep(600)", "os._exit(3)"
+READS = {
+    "11": "        begin = chunk * self.chunk_size\n",
+    "13": "        torch.default_generator.manual_seed(hash((self.seed, self.epoch, index)))\n",
+}
+STUCK = "Look above for a worker's error. `--workers 0` shows where it is stuck."
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "line", "told", "says"),
+    [
+        ("11", "cannot send", MUTE, (), r"RuntimeError: DataLoader timed out after 6 seconds$"),
+        ("13", "hangs", ASLEEP, (), r"^RuntimeError: DataLoader timed out after 6 seconds$"),
+        ("13", "hangs; Ctrl-C twice", ASLEEP, ("INT", "INT"), None),
+        ("13", "hangs; TERM twice", ASLEEP, ("TERM", "TERM"), None),
+        ("13", "dies", DEAD, (), r"exited unexpectedly"),
+    ],
+)
+def test_no_rank_waits_for_a_data_worker_for_ever(name, what, line, told, says, tmp_path):
+    file = write_mutant(tmp_path, name, (READS[name], f"        {line}\n{READS[name]}"))
+    env = {"DIST_TIMEOUT": "60"} if told else IMPATIENT
+    if name == "11":
+        few = ("--batch-size", 1, "--file", nine_images(tmp_path))
+        job = local("2", file, *few, cwd=tmp_path, env=env)
+    else:
+        job = lesson(name, cwd=tmp_path, file=file, env=env)
+    job.until("ranks: ")
+    for number in told:
+        time.sleep(4)
+        job.hit(number)
+    job.check(f"a data worker of lesson {name} {what} (`DIST_TIMEOUT=6`)", says, STUCK)
 
 
 @pytest.mark.full

@@ -46,7 +46,8 @@ def make_nodes(per_node):
     """Return the group of the ranks of this rank's imitated node."""
     ranks = list(range(dist.get_world_size()))
     nodes = [ranks[first : first + per_node] for first in ranks[::per_node]]
-    within, _ = dist.new_subgroups_by_enumeration(nodes)
+    timeout = timedelta(seconds=20)
+    within, _ = dist.new_subgroups_by_enumeration(nodes, timeout)
     return within
 
 
