@@ -119,8 +119,8 @@ def train(device, args):
     stream = ChunkStream(
         args.file, args.batch_size, dist.get_rank(), world_size, args.seed, args.buffer
     )
-    # None: the stream yields batches. Its workers read ahead while this rank trains. One
-    # that cannot send a batch prints why and stays: only a timeout ends the wait for it.
+    # None: the stream yields batches. Its workers read ahead while this rank trains.
+    # One that cannot send prints why and lives on: only a timeout ends the wait for it.
     limit = int(os.environ.get("DIST_TIMEOUT", 60)) if args.workers else 0
     options = {"persistent_workers": args.workers > 0, "timeout": limit}
     loader = DataLoader(stream, None, num_workers=args.workers, **options)

@@ -158,7 +158,7 @@ class Trainer:
     def note_signal(self, number, frame):
         """Note a signal. It may come in the middle of a step."""
         self.told_to_stop = True
-        # Told again, end now. Not within 3 s: launcher and Slurm may both send the first.
+        # Told again, end now. Not within 3 s: launcher and Slurm may both send it.
         first = self.signals.setdefault(number, time.monotonic())
         if number != signal.SIGUSR1 and time.monotonic() > first + 3:
             kill_workers()
