@@ -572,6 +572,8 @@ def run(args):
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # DataLoader's may raise here
             if dist.get_rank() != 0:
                 time.sleep(3)  # if on all, rank 0 says it, and its end stops the job
+            if isinstance(error, (ConnectionError, EOFError)):  # not of another rank
+                error = Problem("a data worker has died: perhaps memory ran out")
             if isinstance(error, (Problem, OSError)):
                 print(last_line(error), file=sys.stderr)
             else:

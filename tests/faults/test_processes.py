@@ -144,7 +144,7 @@ STUCK = "Look above for a worker's error. `--workers 0` shows where it is stuck.
         ("13", "hangs", ASLEEP, (), r"^RuntimeError: DataLoader timed out after 6 seconds$"),
         ("13", "hangs; Ctrl-C twice", ASLEEP, ("INT", "INT"), None),
         ("13", "hangs; TERM twice", ASLEEP, ("TERM", "TERM"), None),
-        ("13", "dies", DEAD, (), r"exited unexpectedly"),
+        ("13", "dies", DEAD, (), r"exited unexpectedly|^a data worker has died: "),
     ],
 )
 def test_no_rank_waits_for_a_data_worker_for_ever(name, what, line, told, says, tmp_path):
