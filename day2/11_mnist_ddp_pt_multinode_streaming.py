@@ -45,8 +45,12 @@ class ChunkStream(IterableDataset):
         self.transform = transform
         self.epoch = torch.tensor(0).share_memory_()  # so that workers see it change
         with h5py.File(path) as file:  # closed again: each worker opens its own
+            images, labels = len(file["images"]), len(file["labels"])
             self.chunk_size = file["images"].chunks[0]
-            self.chunks = len(file["images"]) // self.chunk_size
+            self.chunks = images // self.chunk_size
+        if images != labels:  # from there on, each image would get another's label
+            both = f"{images:,} images, but {labels:,} labels"
+            raise ValueError(f"{path} has {both}: write it again")
 
     def set_epoch(self, epoch):
         """Choose the order of the next epoch, on every rank."""
@@ -144,6 +148,7 @@ def train(device, args):
 def main(device, args):
     """Run on every rank, as start calls it: train, evaluate, report."""
     make_repeatable()  # only because we compare runs
+    check_copies(args.file, contents(args.file))
     model, losses, used = train(device, args)
     if dist.get_rank() == 0:
         write_scalars(losses, args.batch_size * dist.get_world_size())
@@ -217,11 +222,10 @@ def mean_distance(numbers):
 
 def images_of_epoch(args, world_size):
     """Return how many images an epoch uses: the same number for each worker."""
-    with h5py.File(args.file) as file:
-        chunk_size = file["images"].chunks[0]
-        chunks = len(file["images"]) // chunk_size
+    stream = ChunkStream(args.file, args.batch_size, 0, world_size, args.seed, 1)
     workers = max(1, args.workers)
-    batches = chunks // (world_size * workers) * chunk_size // args.batch_size
+    chunks = stream.chunks // (world_size * workers)
+    batches = chunks * stream.chunk_size // args.batch_size
     steps = min(batches * workers, args.max_steps or batches * workers)
     return steps * args.batch_size * world_size
 
@@ -247,6 +251,27 @@ def read_file(args, before=""):
         images = torch.from_numpy(file[f"{before}images"][:])
         labels = torch.from_numpy(file[f"{before}labels"][:])
     return TensorDataset(images, labels)
+
+
+def contents(path):
+    """Return what tells a file from another one, without reading all of its images."""
+    with h5py.File(path) as file:
+        images = file["images"]
+        written = file.attrs.get("sha256")  # of all images: create_mnist_h5 notes it
+        labels = sha256(file["labels"][:]).hexdigest()
+        return images.shape, images.chunks, images.dtype.str, written, labels
+
+
+def check_copies(path, own):
+    """Stop if ranks differ: each node may have a copy of its own. All ranks call this.
+
+    own: this rank's value, which must be rank 0's, too.
+    """
+    copies = gather(own)
+    odd = [rank for rank, copy in enumerate(copies) if copy != copies[0]]
+    if odd:
+        sentence = f"{path} is not the same on ranks {odd} as on rank 0. Copy it again."
+        sys.exit(1 if dist.get_rank() else sentence)
 
 
 def gather(value):
@@ -371,6 +396,8 @@ def parse_args():
             force = " --force" if args.file.exists() else ""
             todo = f". Make it: python day2/create_mnist_h5.py{force}"
         parser.error(f"{args.file} cannot be streamed: {cause}{todo}")
+    except ValueError as error:
+        parser.error(str(error))
     if images == 0:
         parser.error(f"{args.file} has not one batch for each worker of each rank")
     return args

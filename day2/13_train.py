@@ -28,6 +28,7 @@ import traceback
 import warnings
 from contextlib import nullcontext
 from datetime import timedelta
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 
@@ -129,7 +130,9 @@ class Trainer:
     def __init__(self, device, args):
         self.device = device
         self.args = args
+        torch.manual_seed(args.seed)  # for a random split: the same on every rank
         self.train_set, self.test_set, self.classes = build_data(args)
+        check_data(self.train_set, self.test_set)
         samples = len(self.train_set)
         self.epoch_steps = min(samples // args.global_batch_size, args.max_steps)
         if self.epoch_steps == 0:
@@ -399,6 +402,29 @@ class Seeded(Dataset):
             name = files[index][0] if files else f"sample {index}"
             cause = last_line(traceback.format_exception_only(error)[-1])
             raise Problem(f"{name} cannot be read: {cause}") from None
+
+
+def check_data(*sets):
+    """Stop if ranks have other data than rank 0, such as a copy on their own node.
+
+    It compares how many samples there are, and which: the indices of a split, names and
+    labels of pictures, but not what is in the files. Every rank must call this.
+    """
+    own = []
+    for part in sets:
+        text = str([*getattr(part, "indices", [])])  # of a random split
+        whole = getattr(part, "dataset", part)
+        if isinstance(whole, datasets.DatasetFolder):
+            # Without its folder, which may have another name on each node.
+            text += str(whole.samples).replace(str(whole.root), "")
+        digest = sha256(text.encode()).hexdigest()
+        own.append(f"{len(part):,} samples with digest {digest[:8]}")
+    copies = [None] * dist.get_world_size()
+    dist.all_gather_object(copies, own)
+    odd = [rank for rank, copy in enumerate(copies) if copy != copies[0]]
+    if odd:
+        here, there = [" and ".join(copies[rank]) for rank in (0, odd[0])]
+        raise Problem(f"ranks {odd} have other data than rank 0: {there}, not {here}")
 
 
 def wrap(model, args):

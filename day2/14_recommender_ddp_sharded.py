@@ -130,6 +130,9 @@ def main(device, args):
     """Run on every rank: guess from movie means alone, train, guess again."""
     files = sorted(args.folder.glob("*.npy"))
     lengths = [len(np.load(file, mmap_mode="r")) for file in files]
+    # All files are shuffled, so other ratings hardly ever begin with the same one.
+    firsts = [np.load(file, mmap_mode="r")[:1].tobytes() for file in files]
+    check_copies(args.folder, [args.sizes, lengths, firsts])
     counts = [length * 9 // 10 for length in lengths]  # the rest is for testing
     torch.manual_seed(args.seed)  # the same first factors on every rank
     mean, movie_bias = movie_means(files, counts, args.sizes["movies"], device)
@@ -217,6 +220,18 @@ def identical_on_all_ranks(model):
     """Return whether all ranks hold the same parameters. Every rank must call this."""
     numbers = nn.utils.parameters_to_vector(model.parameters()).tolist()
     return all(others == numbers for others in gather(numbers))
+
+
+def check_copies(path, own):
+    """Stop if ranks differ: each node may have a copy of its own. All ranks call this.
+
+    own: this rank's value, which must be rank 0's, too.
+    """
+    copies = gather(own)
+    odd = [rank for rank, copy in enumerate(copies) if copy != copies[0]]
+    if odd:
+        sentence = f"{path} is not the same on ranks {odd} as on rank 0. Copy it again."
+        sys.exit(1 if dist.get_rank() else sentence)
 
 
 def gather(value):
@@ -316,6 +331,9 @@ def parse_args():
         parser.error(f"there is no {sizes}. Make it: python day2/create_ratings.py")
     args.sizes = json.loads(sizes.read_text())
     files, ranks = args.sizes["files"], int(os.environ["WORLD_SIZE"])
+    held = len(list(args.folder.glob("*.npy")))
+    if held != files:
+        parser.error(f"{args.folder} has {held} of its {files} files. Copy it again")
     if files < ranks:
         todo = f"Write them with create_ratings.py --files {2 * ranks}"
         parser.error(f"{files} files are too few for {ranks} ranks. {todo}")

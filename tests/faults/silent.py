@@ -1,11 +1,13 @@
 """Trains a tiny model with one silent fault after the other, and notes what comes of each.
 
-Run on every rank by test_silent.py. The argument is the page day2/SILENT.md, whose check is used.
-At the end rank 0 prints JSON: {program or fault: {"says": what the check says, "gap": the largest
-difference to the losses of one process, "messages": of DDP, "tested": images in the test,
-"repeats": whether the same test twice gives the same, with dropout}}.
+Run on every rank by test_silent.py, and as one process: that is the reader's own program, too, with
+the same fault in it. The argument is the page day2/SILENT.md, whose checks are used.
+At the end rank 0 prints JSON: {program or fault: {"says": what the checks say, "losses": of the
+steps, "messages": of DDP, "first": samples of each epoch, "trained" and "tested": samples in
+an epoch, and in the test, "repeats": whether the same test twice gives the same, with dropout}}.
 """
 
+import hashlib
 import io
 import json
 import re
@@ -19,13 +21,16 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, random_split
 
 # A fault, and the program in which it is planted.
 FAULTS = {
+    "copies of the data differ": "plain",
+    "a different random split on each rank": "plain",
     "one rank skips a step": "plain",
     "one rank's batches are smaller": "plain",
     "every rank has the same data": "plain",
+    "every rank reads all data": "plain",
     "some test images count twice": "plain",
     "other first weights": "by hand",
     "the forward pass goes through `.module`": "plain",
@@ -40,12 +45,12 @@ FAULTS = {
     "`no_sync` around `backward` only": "two batches a step",
     "the same dropout on all ranks": "dropout",
     "a test without `eval()`": "dropout",
+    "labels of other images": "plain",
 }
-BATCH, EVERY, EPOCHS = 4, 3, 2
+GLOBAL_BATCH, EVERY, EPOCHS = 12, 3, 2
 MIDDLE = {"dropout": nn.Dropout, "buffers": lambda: nn.BatchNorm1d(16)}
 SOURCE = torch.Generator().manual_seed(0)
-IMAGES, LABELS = torch.randn(120, 8, generator=SOURCE), torch.randint(3, (120,), generator=SOURCE)
-TRAIN = TensorDataset(IMAGES, LABELS)
+IMAGES, LABELS = torch.randn(131, 8, generator=SOURCE), torch.randint(3, (131,), generator=SOURCE)
 TEST = TensorDataset(IMAGES[:31], LABELS[:31])  # neither 2 nor 3 nor 5 ranks share 31 evenly
 
 
@@ -57,6 +62,19 @@ def make_model(program, seed=0):
     if program == "Adam":
         return model, torch.optim.Adam(model.parameters(), lr=0.01)
     return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def load_data(wrong, rank):
+    """Return 120 of 130 samples for training, and names and labels of all that this rank has."""
+    numbers = list(range(130))
+    if wrong == "copies of the data differ" and rank == 1:
+        numbers[7] = 130  # another one, so there are as many as before
+    labels = LABELS.roll(1) if wrong == "labels of other images" else LABELS
+    seed = rank if wrong == "a different random split on each rank" else 0
+    generator = torch.Generator().manual_seed(seed)
+    data = TensorDataset(IMAGES[numbers], labels[numbers])
+    train_set, _ = random_split(data, [120, 10], generator)
+    return train_set, [(f"{number}.png", labels[number].item()) for number in numbers]
 
 
 def wrap(plain, sent):
@@ -74,6 +92,9 @@ def wrap(plain, sent):
 def part_of(sampler, wrong, rank):
     """Return the indices of a rank's images in this epoch."""
     indices = list(sampler)
+    if wrong == "every rank reads all data":
+        generator = torch.Generator().manual_seed(sampler.epoch * dist.get_world_size() + rank)
+        return torch.randperm(len(sampler.dataset), generator=generator).tolist()
     if wrong == "one rank's data is shifted" and rank == 1:
         return indices[3:] + indices[:3]
     return indices
@@ -99,9 +120,13 @@ def gradients(wrong, program, model, plain, images, labels, last):
     return loss.detach()
 
 
-def train(program, wrong, check, seen):
+def train(program, wrong, page, seen):
     """Train with a fault, or without one if wrong is None. Fill in seen."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
+    check = page["check_ranks"]
+    train_set, samples_here = load_data(wrong, rank)
+    page["check_data"](samples_here, "cpu")
+    page["check_data"](train_set.indices, "cpu")
     plain, optimizer = make_model(program, rank if wrong == "other first weights" else 0)
     if wrong == "an old checkpoint on one rank" and rank == 1:
         # DDP copies the weights of rank 0 to all ranks, but not what the optimizer has.
@@ -114,17 +139,19 @@ def train(program, wrong, check, seen):
     if program == "dropout":
         torch.manual_seed(0 if wrong == "the same dropout on all ranks" else rank)
     two = program == "two batches a step"
-    batch_size = BATCH // 2 if two else BATCH
+    batch_size = GLOBAL_BATCH // world_size // (2 if two else 1)
     if wrong == "one rank's batches are smaller" and rank == 1:
         batch_size -= 1
     place = 0 if wrong == "every rank has the same data" else rank
-    sampler = DistributedSampler(TRAIN, world_size, place)
+    sampler = DistributedSampler(train_set, world_size, place)
     losses = []
+    seen["first"] = []
     backwards = 0
     samples = 0
     for epoch in range(EPOCHS):
         sampler.set_epoch(0 if wrong == "no `set_epoch`" else epoch)
-        loader = DataLoader(TRAIN, batch_size, sampler=part_of(sampler, wrong, rank))
+        loader = DataLoader(train_set, batch_size, sampler=part_of(sampler, wrong, rank))
+        seen["first"].append(list(loader.sampler)[:5])
         for number, (images, labels) in enumerate(loader, start=1):
             if wrong == "one rank skips a step" and rank == 1 and number == 2:
                 continue
@@ -145,27 +172,17 @@ def train(program, wrong, check, seen):
     if program == "dropout":
         plain.train(wrong == "a test without `eval()`")
         seen["repeats"] = torch.equal(plain(IMAGES), plain(IMAGES))
-    losses = torch.stack(losses)
-    dist.all_reduce(losses)
-    losses = (losses / world_size).view(-1, 2 if two else 1).mean(dim=1)
-    seen["gap"] = (losses - losses_of_one_process(program)).abs().max().item()
+    seen["trained"] = sum_over_ranks(samples) / EPOCHS
+    losses = sum_over_ranks(torch.stack(losses)) / world_size
+    seen["losses"] = losses.view(-1, 2 if two else 1).mean(dim=1).tolist()
     seen["messages"] = len(sent)
 
 
-def losses_of_one_process(program):
-    """Return the losses of one process with the same global batches."""
-    model, optimizer = make_model("Adam" if program == "Adam" else "plain")
-    sampler = DistributedSampler(TRAIN, 1, 0)
-    losses = []
-    for epoch in range(EPOCHS):
-        sampler.set_epoch(epoch)
-        for images, labels in DataLoader(TRAIN, BATCH * dist.get_world_size(), sampler=sampler):
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(images), labels)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.detach())
-    return torch.stack(losses)
+def sum_over_ranks(number):
+    """Return the sum of a number or tensor over the ranks."""
+    number = torch.as_tensor(number)
+    dist.all_reduce(number)
+    return number if number.dim() else number.item()
 
 
 def tested(wrong):
@@ -173,13 +190,11 @@ def tested(wrong):
     indices = range(dist.get_rank(), len(TEST), dist.get_world_size())
     if wrong == "some test images count twice":
         indices = list(DistributedSampler(TEST))
-    count = torch.tensor(len(indices))
-    dist.all_reduce(count)
-    return count.item()
+    return sum_over_ranks(len(indices))
 
 
 def main():
-    page = {"dist": dist, "sys": sys, "torch": torch}
+    page = {"dist": dist, "hashlib": hashlib, "sys": sys, "torch": torch}
     text = Path(sys.argv[1]).read_text()
     for function in re.findall(r"^```python\n(def .*?)^```", text, re.M | re.S):
         exec(function, page)
@@ -191,7 +206,7 @@ def main():
         said = io.StringIO()
         try:
             with redirect_stderr(said):
-                train(program, wrong, page["check_ranks"], seen)
+                train(program, wrong, page, seen)
         except SystemExit:  # every rank comes here, or none; rank 0 has said why
             seen["says"] = said.getvalue().strip()
         if name in ("plain", "some test images count twice"):
