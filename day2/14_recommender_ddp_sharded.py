@@ -230,8 +230,11 @@ def check_copies(path, own):
     copies = gather(own)
     odd = [rank for rank, copy in enumerate(copies) if copy != copies[0]]
     if odd:
-        sentence = f"{path} is not the same on ranks {odd} as on rank 0. Copy it again."
-        sys.exit(1 if dist.get_rank() else sentence)
+        if dist.get_rank() == 0:
+            sentence = f"{path} is not the same on ranks {odd} as on rank 0"
+            print(f"{sentence}. Copy it again.", file=sys.stderr)
+        dist.barrier()  # the first rank that ends may end the others
+        sys.exit(1)
 
 
 def gather(value):

@@ -8,14 +8,27 @@ import sys
 from contextlib import nullcontext
 
 import h5py
+import numpy as np
 import pytest
-from faults import Job, lesson, nine_images, refused
+from faults import Job, lesson, nine_images, refused, saw
 from helpers import ALONE, LESSONS, ROOT, cannot, copy_tree, wait_for, works
+from mutants import write_mutant
+from PIL import Image
+from ranks import run_ranks
+from short import written_by
 
 RESTORE = "In the folder of the repository: `git checkout data/MNIST`."
 FILE = "As it says. The lesson's own file is made by `python day2/create_mnist_h5.py`."
 FULL = "`df -h .` shows what is free."
 TINY = ("--images", 640, "--save-every", 2)
+COPY = "Make all copies anew from the same source."
+# Each rank stands in a folder of its own, as if it had a node with a disk of its own.
+IN_OWN_FOLDER = """
+import os, runpy, sys
+os.chdir(os.environ["RANK"])
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 @pytest.mark.parametrize(
@@ -71,6 +84,77 @@ def test_lesson_11_refuses_a_tmpdir_that_no_worker_can_send_from(tmp_path):
     job = lesson("11", *few, cwd=tmp_path, env=ALONE | {"TMPDIR": str(tmp)})
     fault = "TMPDIR is a path of more than 75 letters, lesson 11"
     job.check(fault, sentence, "`export TMPDIR=/tmp`", status=2)
+
+
+def test_lesson_11_refuses_fewer_labels_than_images(tmp_path):
+    path = nine_images(tmp_path)
+    with h5py.File(path, "a") as file:
+        del file["labels"]
+        file["labels"] = np.zeros(7, np.int64)
+    says = r"\S+ has 9 images, but 7 labels: write it again$"
+    do = "As it says. Otherwise, images would be trained with labels of others."
+    refused("lesson 11: fewer labels than images", says, do, "11", "--file", path, env=ALONE)
+
+
+def write_copies(folder, lesson_id, tmp_path_factory):
+    """Write the data of a lesson in the folders of two ranks, not quite the same."""
+    for rank in "01":
+        (folder / rank).mkdir()
+        if lesson_id == "11":
+            with h5py.File(nine_images(folder / rank), "a") as file:
+                file["labels"][8] = int(rank)
+        elif lesson_id == "13":
+            for name in ("0.png", f"1{rank}.png"):
+                for part in ("train/red", "val/red"):
+                    (folder / rank / part).mkdir(parents=True, exist_ok=True)
+                    Image.new("RGB", (80, 80)).save(folder / rank / part / name)
+        else:
+            ratings = folder / rank / "ratings"
+            copy_tree(written_by("create_ratings", tmp_path_factory) / "ratings", ratings)
+            one = ratings / "0003.npy"
+            np.save(one, np.roll(np.load(one), int(rank)))
+
+
+@pytest.mark.parametrize(
+    ("lesson_id", "arguments", "says"),
+    [
+        ("11", ("--file", "nine.h5", "--batch-size", 1), r"nine\.h5 is not the same on ranks \[1\] "),
+        (
+            "13",
+            ("--data", ".", "--global-batch-size", 2),
+            r"^ranks \[1\] have other data than rank 0: 2 samples with digest \w{8} and 2 ",
+        ),
+        ("14", ("--folder", "ratings"), r"ratings is not the same on ranks \[1\] as on rank 0\."),
+    ],
+)
+def test_copies_of_the_data_that_differ(lesson_id, arguments, says, tmp_path, tmp_path_factory):
+    write_copies(tmp_path, lesson_id, tmp_path_factory)
+    (tmp_path / "own.py").write_text(IN_OWN_FOLDER)
+    file = ROOT / LESSONS[lesson_id]["file"]
+    env = {"CHECKPOINT_DIR": str(tmp_path / "runs")}
+    arguments = (tmp_path / "own.py", file, *arguments)
+    status, output = run_ranks(2, *arguments, cwd=tmp_path, env=env)
+    assert status == 1, output
+    assert "Traceback" not in output
+    saw(f"lesson {lesson_id}: each rank has its own copy, and they differ", says, COPY, output)
+
+
+def test_a_random_split_without_a_seed(tmp_path):
+    """Lesson 13 seeds it. Here each rank draws a seed of its own, as torch does without one."""
+    line = "return images, Subset(images, range(500)), 10"
+    split = "return *torch.utils.data.random_split(images, [0.9, 0.1]), 10"
+    (tmp_path / "seeded").mkdir()
+    seeded = write_mutant(tmp_path / "seeded", "13", (line, split))
+    few = ("1", "--data", "random", "--max-steps", 2)
+    status, output = run_ranks(2, seeded, *few, cwd=tmp_path / "seeded")
+    assert status == 0, output
+    split = f"torch.seed()\n        {split}"
+    file = write_mutant(tmp_path, "13", (line, split))
+    status, output = run_ranks(2, file, *few, cwd=tmp_path)
+    assert status == 1, output
+    says = r"^ranks \[1\] have other data than rank 0: 1,800 samples .* and 200 samples "
+    do = "Give `random_split` a generator with the same seed on all ranks."
+    saw("a random split that's different on each rank, lesson 13", says, do, output)
 
 
 @pytest.mark.parametrize("how", ["INT", "KILL"])
