@@ -45,12 +45,10 @@ class ChunkStream(IterableDataset):
         self.transform = transform
         self.epoch = torch.tensor(0).share_memory_()  # so that workers see it change
         with h5py.File(path) as file:  # closed again: each worker opens its own
-            images, labels = len(file["images"]), len(file["labels"])
             self.chunk_size = file["images"].chunks[0]
-            self.chunks = images // self.chunk_size
-        if images != labels:  # from there on, each image would get another's label
-            both = f"{images:,} images, but {labels:,} labels"
-            raise ValueError(f"{path} has {both}: write it again")
+            self.chunks = len(file["images"]) // self.chunk_size
+            if len(file["images"]) != len(file["labels"]):  # pairs would be wrong
+                raise ValueError(f"{path} must have as many labels as images")
 
     def set_epoch(self, epoch):
         """Choose the order of the next epoch, on every rank."""

@@ -91,9 +91,17 @@ def test_lesson_11_refuses_fewer_labels_than_images(tmp_path):
     with h5py.File(path, "a") as file:
         del file["labels"]
         file["labels"] = np.zeros(7, np.int64)
-    says = r"\S+ has 9 images, but 7 labels: write it again$"
-    do = "As it says. Otherwise, images would be trained with labels of others."
+    says = r"\S+ must have as many labels as images$"
+    do = "Write it again. Otherwise, images would be trained with labels of others."
     refused("lesson 11: fewer labels than images", says, do, "11", "--file", path, env=ALONE)
+
+
+def test_lesson_14_refuses_a_folder_that_lacks_a_file(tmp_path, tmp_path_factory):
+    copy_tree(written_by("create_ratings", tmp_path_factory) / "ratings", tmp_path / "ratings")
+    (tmp_path / "ratings" / "0003.npy").unlink()
+    says = r"\S+ has 11 of its 12 files\. Copy it again$"
+    folder = ("--folder", tmp_path / "ratings")
+    refused("lesson 14: a file is missing", says, COPY, "14", *folder, env=ALONE)
 
 
 def write_copies(folder, lesson_id, tmp_path_factory):
@@ -118,7 +126,11 @@ def write_copies(folder, lesson_id, tmp_path_factory):
 @pytest.mark.parametrize(
     ("lesson_id", "arguments", "says"),
     [
-        ("11", ("--file", "nine.h5", "--batch-size", 1), r"nine\.h5 is not the same on ranks \[1\] "),
+        (
+            "11",
+            ("--file", "nine.h5", "--batch-size", 1),
+            r"h5 is not the same on ranks \[1\] as on",
+        ),
         (
             "13",
             ("--data", ".", "--global-batch-size", 2),
