@@ -1,12 +1,13 @@
 """Run an exercise on its ranks, and say what each of them really did.
 
-The ranks are forks of one process that has imported torch. Each looks at its part of the exercise;
-then this process, which needs no torch, judges what all of them saw.
+The ranks are forks of one process that has imported torch, which this process needs not. Each
+checks its part of the exercise; then rank 0 compares what all of them saw.
 """
 
 import contextlib
 import importlib
 import importlib.util
+import itertools
 import multiprocessing
 import os
 import signal
@@ -16,15 +17,10 @@ import threading
 import time
 from multiprocessing.connection import wait
 
-from exercises.common import sentence_of
+from exercises.common import Report, sentence_of
 
 START_LIMIT, RUN_LIMIT = 120, 20  # seconds: until all ranks have started, and until all are done
 PATIENCE = 1  # seconds that the other ranks still get once one has failed
-
-
-def check_of(exercise_id):
-    """Return the module with look and judge for an exercise: exercises.exercise_4_1 for 4.1."""
-    return importlib.import_module(f"exercises.exercise_{exercise_id.replace('.', '_')}")
 
 
 # The side of the ranks.
@@ -76,18 +72,31 @@ def join_group(rank, world_size):
 
 
 def be_rank(rank, world_size, exercise_id, file, folder, pipe):
-    """Be one rank: join the group, load the exercise, look, tell, and wait until all are done."""
+    """Be one rank: join the group, load the exercise, check it, tell, and wait for the others."""
     set_up(rank, world_size, folder)
+    name = exercise_id.replace(".", "_")
+    report, both = Report(f"rank {rank}: "), Report()
     try:
         join_group(rank, world_size)
         pipe.send(("started", None))
-        pipe.send(("seen", check_of(exercise_id).look(load(file), rank, world_size)))
+        exercise = load(file)
+        module = importlib.import_module(f"exercises.checks.lesson_{exercise_id.split('.')[0]}")
+        value = getattr(module, f"check_{name}")(exercise, rank, world_size, report)
+        pipe.send(("seen", (report.lines, value)))
+        # A rank that leaves early breaks the connections of the others. Only rank 0 gets all.
+        seen = pipe.recv()
+        if hasattr(module, f"compare_{name}"):
+            getattr(module, f"compare_{name}")(seen, both)
+        pipe.send(("compared", both.lines))
     except SystemExit as error:
         pipe.send(("failed", f"called exit({error.code!r})"))
     except BaseException as error:
-        pipe.send(("failed", sentence_of(error, file)))
+        text = sentence_of(error, file)
+        if isinstance(error, TypeError | ValueError | IndexError) and "line " not in text[:5]:
+            text = f"the result cannot be read ({text}). Return what the docstring says."
+        pipe.send(("failed", text))
     with contextlib.suppress(EOFError):
-        pipe.recv()  # a rank that leaves early breaks the connections of the others
+        pipe.recv()  # until this process is killed
     os._exit(0)
 
 
@@ -167,6 +176,13 @@ def run(exercise, file, limit=RUN_LIMIT):
         running_ranks(exercise, file, folder) as pipes,
     ):
         seen, failed = collect(pipes, limit)
+        if len(seen) == len(pipes):
+            lines, values = zip(*(seen[rank] for rank in sorted(seen)))
+            first = next(iter(pipes))
+            first.send(values)
+            kind, both = receive(first)
+            both = [(False, f"all ranks: {both}")] if kind == "failed" else both
+            return [*itertools.chain(*lines), *both]
     if failed:
         # "Connection closed by peer" is what a rank says when another has failed: not the cause.
         causes = {rank: text for rank, text in failed.items() if "by peer" not in text}
@@ -174,10 +190,4 @@ def run(exercise, file, limit=RUN_LIMIT):
             (False, f"rank {rank}: {text}") for rank, text in sorted((causes or failed).items())
         ]
     late = ", ".join(str(rank) for rank in pipes.values() if rank not in seen)
-    if late:
-        return [(False, f"rank {late}: not finished (limit {limit} s)")]
-    try:
-        return list(check_of(exercise["id"]).judge([seen[rank] for rank in sorted(seen)]))
-    except Exception as error:  # the ranks returned something unexpected
-        text = f"the result cannot be read ({type(error).__name__}: {error})"
-        return [(False, f"all ranks: {text}. Return what the docstring says.")]
+    return [(False, f"rank {late}: not finished (limit {limit} s)")]

@@ -1,0 +1,42 @@
+"""What the check of each exercise of lesson 0 does."""
+
+import contextlib
+import io
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from exercises.common import attempt, short
+
+
+def check_0_1(exercise, rank, world_size, report):
+    """What mean() returns, and whether it changes the tensor it gets."""
+    own = [rank, 10.0 * rank * rank]
+    value = torch.tensor(own)
+    result = exercise.mean(value).tolist()
+    numbers = range(world_size)
+    expected = [sum(numbers) / world_size, sum(10 * n * n for n in numbers) / world_size]
+    report.numbers(f"mean({short(own)}) gave", result, expected)
+    report.numbers("afterwards the tensor itself holds", value.tolist(), own)
+
+
+def check_0_2(exercise, rank, world_size, report):
+    """How report() ends, and what it prints."""
+    group = dist.new_group(timeout=timedelta(seconds=3))
+    images = torch.tensor(500.0 + 7 * rank)
+    printed = io.StringIO()
+    begin = time.monotonic()
+    dist.barrier()
+    with contextlib.redirect_stdout(printed):
+        _, error = attempt(exercise.report, images, group)
+    report.no_error(f"report() ended after {time.monotonic() - begin:.0f} s:", error)
+    return error, printed.getvalue().strip()
+
+
+def compare_0_2(seen, report):
+    if not any(error for error, _ in seen):
+        total = sum(500 + 7 * rank for rank in range(len(seen)))
+        first, *others = [printed for _, printed in seen]
+        report(f"{total:g}" in first, f"rank 0: printed {first!r} (right: {total:g})")
+        report.equal("other ranks that printed something:", sum(map(bool, others)), 0)

@@ -1,0 +1,24 @@
+"""What the check of each exercise of lesson 12 does."""
+
+import io
+
+import torch
+from exercises.common import flat, gap
+
+
+def check_12_1(exercise, rank, world_size, report):
+    """Points and parameters of a Job that is stopped, and of one without a stop."""
+    for stop in (2, 5, 7):
+        straight, first, second = exercise.Job(), exercise.Job(), exercise.Job()
+        expected = straight.train(12)
+        used = first.train(stop)
+        buffer = io.BytesIO()
+        torch.save(first.state_dict(), buffer)  # so it is a copy, as a file would be
+        buffer.seek(0)
+        second.load_state_dict(torch.load(buffer, weights_only=True))
+        used += second.train(12 - stop)
+        lost = len(set(expected[:24]) - set(used[:24])) + len(set(expected[24:]) - set(used[24:]))
+        where = f"stopped after {stop} steps"
+        if report(lost == 0, f"{where}: {lost} points are left out of their epoch (right: 0)"):
+            far = gap(flat(straight.model), flat(second.model))
+            report(far == 0, f"{where}: parameters at the end differ by {far:.1g} (limit 0)")

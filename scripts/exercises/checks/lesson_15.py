@@ -1,0 +1,14 @@
+"""What the check of each exercise of lesson 15 does."""
+
+import torch
+from accelerate import Accelerator
+from torch.utils.data import TensorDataset
+
+
+def check_15_1(exercise, rank, world_size, report):
+    """The learning rates of train() with Accelerate, step by step."""
+    x = torch.linspace(-1, 1, 80).unsqueeze(1)
+    rates = exercise.train(Accelerator(cpu=True), TensorDataset(x, 2 * x))
+    steps = 20 // world_size
+    report(len(rates) == steps, f"{len(rates)} steps (right: {steps})")
+    report.numbers("learning rates", rates, [0.1 - 0.09 * step / steps for step in range(steps)])

@@ -1,0 +1,21 @@
+"""What the check of each exercise of lesson 5 does."""
+
+import json
+
+import torch.distributed as dist
+from exercises.common import shared_folder
+
+
+def check_5_1(exercise, rank, world_size, report):
+    """The traces that record() has written, and the steps and messages in them."""
+    folder = shared_folder(rank)
+    exercise.record(folder)
+    dist.barrier()
+    files = list(folder.glob(f"*rank{rank}.*"))
+    events = [e for file in files for e in json.loads(file.read_text())["traceEvents"]]
+    steps = {e["name"] for e in events if e.get("name", "").startswith("ProfilerStep#")}
+    messages = sum(e.get("name") == "gloo:all_reduce" for e in events)
+    report.equal("traces with its name:", len(files), 1)
+    if files:
+        report.equal("steps in its trace:", len(steps), 3)
+        report(messages >= 3, f"all_reduce calls in its trace: {messages} (right: 3 or more)")
