@@ -33,8 +33,19 @@ def read_course(file=SCRIPTS / "course.toml"):
 
 
 def read_exercises():
-    """Return the exercises: a list of the tables [[exercise]] in exercises.toml."""
-    return tomllib.loads((SCRIPTS / "exercises.toml").read_text())["exercise"]
+    """Return the exercises: a list of the tables in exercises.toml.
+
+    Each also gets id, lesson, file, from the root of the repository, processes, and kind: fill in,
+    find the fault, or capstone. A learner's own file may be missing, so the solution tells.
+    """
+    exercises = []
+    for name, exercise in tomllib.loads((SCRIPTS / "exercises.toml").read_text()).items():
+        (solution,) = ROOT.glob(f"day*/exercises/solutions/{name}_*.py")
+        file = solution.relative_to(ROOT).parents[1] / solution.name
+        kind = re.search(r"^Kind: +(.*)$", solution.read_text(), re.M)[1]
+        known = {"id": name, "lesson": name.partition(".")[0], "file": str(file), "kind": kind}
+        exercises.append({"processes": 4, **known, **exercise})
+    return exercises
 
 
 def read_days():
