@@ -3,51 +3,13 @@
 import json
 import re
 import shutil
-from collections import Counter
 
 import pytest
-from course.lists import read_days, read_pages
-from docs.pages import parts_of
+from course.lists import read_days
 from helpers import ROOT, cannot, copy_tree, need, need_browser, open_in_browser, run
 
 SLIDES = ROOT / "slides"
 DAYS = {day["id"]: day for day in read_days()}
-
-
-def slides_of(deck):
-    """Return the Markdown of each slide of a deck: day1, day2 or beyond."""
-    text = (ROOT / "slides" / f"{deck}.md").read_text()
-    return text.split("---\n", 2)[2].split("\n---\n")
-
-
-@pytest.mark.parametrize("deck", DAYS)
-def test_the_slides_are_those_of_the_timetable(deck):
-    """The notes of each slide begin with its minutes, which add up to those of each part."""
-    part, minutes, exercises = "Welcome", Counter(), []
-    for number, slide in enumerate(slides_of(deck), 1):
-        if header := re.search(r"<!-- header: (.*) -->", slide):
-            part = header[1]
-        notes = re.search(r"^<!--\n(\d+) min\b.*?-->", slide, re.M | re.S)
-        assert notes, f"{deck}: slide {number} has no notes that begin with its minutes"
-        minutes[part] += int(notes[1])
-        exercises += re.findall(r"<!-- begin exercise (\S+) -->", slide)
-    planned = Counter()
-    for _, number, title, *_ in parts_of(DAYS[deck], read_pages()):
-        planned[title] += number
-    assert minutes == planned
-    assert exercises == [x for part in DAYS[deck]["parts"] for x in part.get("exercises", [])]
-
-
-@pytest.mark.parametrize("day", ["day1", "day2"])
-def test_people_type_for_150_minutes_and_rest_every_90(day):
-    parts = parts_of(DAYS[day], read_pages())
-    assert sum(minutes for _, minutes, *_, part in parts if "exercises" in part) >= 150
-    stretch = 0
-    for _, minutes, title, *_ in parts:
-        stretch = 0 if title in ("Break", "Lunch") else stretch + minutes
-        assert stretch <= 90, f"{stretch} minutes without a break, at the end of {title}"
-    if day == "day2":
-        assert [part[1:3] for part in parts[-2:]] == [(30, "Your own script"), (10, "Summary")]
 
 
 def test_the_pdfs_are_made_from_the_slides_as_they_are():

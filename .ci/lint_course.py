@@ -1,0 +1,105 @@
+"""Print what a lesson, its page or the slides lack that all others have; exit status 1 if any."""
+
+import ast
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from course.lists import read_course, read_days, read_pages  # noqa: E402
+from docs.excerpts import DIVIDING_LINE  # noqa: E402
+from docs.pages import PAGES, parts_of  # noqa: E402
+from docs.recordings import SHOWN, read_records  # noqa: E402
+
+FIELDS = ["Builds on", "New here", "Run", "Look for", "Try next"]
+BOX = "In your own script"  # not on each page
+SECTIONS = ["Predict", "Run", "What happened", "The idea", "The change", BOX, "Check yourself"]
+SECTIONS += ["What to remember", "Exercises", "Further reading"]
+
+
+def read(file):
+    return (ROOT / file).read_text()
+
+
+def of_lesson(lesson, showed):
+    """Yield what a lesson's script lacks; showed is the proof line that it printed."""
+    text = read(lesson["file"])
+    if lesson["id"] != "0" and text.count(DIVIDING_LINE) != 1:
+        yield "not one dividing line"
+    lines = ast.get_docstring(ast.parse(text)).splitlines()
+    values = dict(line.split(": ", 1) for line in lines[2:] if re.match(r"\w", line))
+    if list(values) != FIELDS:
+        yield f"the docstring must have: {', '.join(FIELDS)}"
+    # The shape of the proof line, not its values: the reader is asked to predict those.
+    elif not re.fullmatch(re.escape(values["Look for"].strip()).replace(r"\.\.\.", ".+"), showed):
+        yield f"does not print what to look for: {showed}"
+
+
+def of_page(page):
+    """Yield what a lesson's page lacks."""
+    text = read(page["file"])
+    sections = re.findall(r"^## (.*)$", text, re.M)
+    if sections != [x for x in SECTIONS if x != BOX or x in sections]:
+        yield f"the sections must be: {', '.join(SECTIONS)}"
+    if not re.search(r"^\*\*[^*]+\?\*\*$", text.partition("\n## ")[0], re.M):
+        yield "no question at the beginning"
+    if text.count("<details><summary>Answer</summary>") != 3:
+        yield "not three folded answers"
+    for kind in ("head", "output", "exercises", "foot"):
+        if f"<!-- begin {kind} {page['id']} -->" not in text:
+            yield f"no block {kind}"
+    if page["taught"] and f"<!-- begin here {page['id']} -->" not in read(
+        f"slides/{page['day']}.md"
+    ):
+        yield "is taught, but not on the slides"
+
+
+def of_deck(day, pages):
+    """Yield where the notes of the slides, which begin with minutes, differ from the timetable."""
+    part, minutes, exercises = "Welcome", Counter(), []
+    for slide in read(f"slides/{day['id']}.md").split("---\n", 2)[2].split("\n---\n"):
+        header = re.search(r"<!-- header: (.*) -->", slide)
+        part = header[1] if header else part
+        notes = re.search(r"^<!--\n(\d+) min\b.*?-->", slide, re.M | re.S)
+        if not notes:
+            yield f"{part}: a slide without notes that begin with its minutes"
+        minutes[part] += int(notes[1]) if notes else 0
+        exercises += re.findall(r"<!-- begin exercise (\S+) -->", slide)
+    parts = parts_of(day, pages)
+    planned = Counter()
+    for _, number, title, *_ in parts:
+        planned[title] += number
+    for title in planned | minutes:
+        if planned[title] != minutes[title]:
+            yield f"{title}: {planned[title]} minutes planned, {minutes[title]} in the notes"
+    if exercises != [x for part in day["parts"] for x in part.get("exercises", [])]:
+        yield "the exercises are not those of the timetable"
+    typing = sum(number for _, number, *_, part in parts if "exercises" in part)
+    if day["id"] != "beyond" and typing < 150:
+        yield f"people type for {typing} minutes, not 150"
+
+
+def main():
+    records, pages = read_records()[SHOWN], read_pages()
+    found = []
+    for lesson in read_course():
+        showed = records[lesson["id"]]["showed"]
+        found += [(lesson["file"], words) for words in of_lesson(lesson, showed)]
+    for page in pages:
+        if "id" in page:
+            found += [(page["file"], words) for words in of_page(page)]
+    for day in read_days():
+        found += [(f"slides/{day['id']}.md", words) for words in of_deck(day, pages)]
+    for page in PAGES:
+        if read(page).count("<details>") != read(page).count("</details>"):
+            found.append((page, "a folded block has no end"))
+    for file, words in found:
+        print(f"{file}: {words}")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
