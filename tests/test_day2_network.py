@@ -6,7 +6,6 @@ import sys
 import pytest
 import torch
 from helpers import LAUNCHER, LESSONS, ROOT, load, load_lesson, proof_of, proves
-from mutants import write_mutant
 from ranks import run_ranks
 from short import SHORT
 
@@ -105,16 +104,6 @@ def test_each_way_sends_what_it_should_and_averages_like_ddp(tmp_path):
     assert_given(rows)
     # Others use lo too: no less than 4/3 of what is given, perhaps more.
     assert all(row["sent"] >= 4 / 3 * row["given"] - 0.01 for row in rows.values())
-
-
-def test_local_sgd_that_averages_after_each_step_is_ddp(tmp_path):
-    """With momentum, too."""
-    lesson = write_mutant(tmp_path, "16", ('"local SGD 8": (8,', '"local SGD 8": (1,'))
-    status, output = run_ranks(3, lesson, *SHORT["16"].split(), cwd=tmp_path)
-    assert status == 0, output
-    rows = table(output)
-    for column in ("given", "loss", "accuracy"):
-        assert rows["local SGD 8"][column] == pytest.approx(rows["plain DDP"][column], rel=2e-3)
 
 
 def test_the_outer_step_is_that_of_diloco(monkeypatch):

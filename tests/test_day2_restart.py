@@ -7,10 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from helpers import LAUNCHER, LESSONS, ROOT, chooser, load_lesson, proof_of
+from helpers import LAUNCHER, LESSONS, ROOT, chooser, proof_of
 from mutants import assert_disproved, write_mutant
 from ranks import run_ranks
-from torch.utils.data import DistributedSampler
 
 FULL = pytest.mark.full
 LESSON = ROOT / LESSONS["12"]["file"]
@@ -119,16 +118,6 @@ def test_a_snapshot_of_another_job_is_not_used(tmp_path):
     assert status == 1
     assert "snapshot.pt is from a job with different arguments. Use those, or rename runs/" in output
     assert "Traceback" not in output
-
-
-def test_at_the_beginning_of_an_epoch_the_sampler_is_pytorchs():
-    for rank in range(3):
-        mine = load_lesson("12").ResumableSampler(range(100), 3, rank, seed=5)
-        theirs = DistributedSampler(range(100), 3, rank, seed=5, drop_last=True)
-        mine.set_epoch(2, seen=0)
-        theirs.set_epoch(2)
-        assert list(mine) == list(theirs)
-        assert len(mine) == len(theirs)
 
 
 MUTANTS = [

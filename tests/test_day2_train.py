@@ -13,7 +13,6 @@ from unittest import mock
 import pytest
 import torch
 from helpers import (
-    ALONE,
     LESSONS,
     ROOT,
     chooser,
@@ -22,7 +21,6 @@ from helpers import (
     once,
     proof_of,
     proves,
-    run_lesson,
     wait_for,
 )
 from mutants import assert_disproved, run_mutant, write_mutant
@@ -222,16 +220,6 @@ def test_an_error_without_words_names_its_sample_and_its_type():
     data.__getitem__.side_effect = AssertionError
     with pytest.raises(lesson.Problem, match="^sample 3 cannot be read: AssertionError$"):
         lesson.Seeded(data, 0, 0)[3]
-
-
-def test_gloo_cannot_shard_on_gpus_that_ranks_share(tmp_path):
-    env = ALONE | {"LOCAL_WORLD_SIZE": "2", "STANDIN_GPUS": "1", "CUDA_VISIBLE_DEVICES": "0"}
-    env["PYTHONPATH"] = str(ROOT / "tests" / "gpu")
-    status, output = run_lesson("13", "--shard", "--precision", "bf16", cwd=tmp_path, env=env)
-    if torch.__version__ < (2, 8):
-        pytest.skip("this torch cannot shard on CPUs")
-    assert status == 1
-    assert output.endswith("\ngloo cannot shard on GPUs: --shard needs one for each rank\n")
 
 
 def test_two_jobs_do_not_mix(tmp_path):

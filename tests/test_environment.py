@@ -186,13 +186,6 @@ def test_a_python_that_is_too_old_gets_a_sentence(monkeypatch):
         runpy.run_path(str(ROOT / "scripts" / "course" / "lists.py"))
 
 
-def test_a_folder_where_none_can_be_made_gets_a_sentence(shell, course):
-    (course / ".venv").touch()  # in the way, as a folder that cannot be written to
-    status, output = shell(*LIST)
-    assert status == 1
-    assert f"missing, and {course / '.venv'} cannot be made: the line above says why." in output
-
-
 def test_torch_comes_from_the_index_that_is_named(shell, course, tmp_path):
     index = tmp_path / "cpu"
     for name, version in (("torch", "2.15.0+cpu"), ("torchvision", "0.29.2+cpu")):

@@ -77,17 +77,6 @@ def test_without_proc_the_process_group_counts(monkeypatch, tmp_path):
     assert wait_for(lambda: not lives(*started(job)), 5)
 
 
-def test_a_job_gives_its_lines_while_it_runs():
-    command = ["sh", "-c", r"printf 'one\ntw\377o\r'; echo bad >&2; sleep 0.1; echo end; sleep 60"]
-    with processes.Job(command, 60, stderr=subprocess.PIPE) as job:
-        lines = job.lines()
-        assert next(lines) == "one\n"
-        assert next(lines) == "tw\N{REPLACEMENT CHARACTER}o\rend\n"
-        assert job.status is None
-        assert wait_for(lambda: job.errors == "bad\n", 10)
-    assert job.status == -signal.SIGTERM
-
-
 # A command of the course that waits for another one.
 WAITS = f"""{IMPORT}
 from launcher.processes import Job, exit_with

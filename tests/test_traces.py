@@ -15,7 +15,6 @@ from helpers import (
     need_browser,
     open_in_browser,
     server,
-    wait_for,
 )
 from ranks import run_ranks
 
@@ -134,32 +133,3 @@ def test_perfetto_asks_for_the_traces_and_asks_nobody_else(viewer, tmp_path):
     }
     assert f"{process.url}traces.json" in asked_for
     assert [url for url in asked_for if not url.startswith(process.url)] == []
-
-
-@pytest.mark.full
-def test_tensorboard_shows_the_curves_of_lessons_in_one_chart(tmp_path):
-    """It draws what has the same tag in one chart."""
-    for lesson_id, few in (("2", ("--epochs", 1, "--max-steps", 5)), ("8", ("--images", 640))):
-        ranks = 1 if lesson_id == "2" else 2
-        status, output = run_ranks(ranks, ROOT / LESSONS[lesson_id]["file"], *few, cwd=tmp_path)
-        assert status == 0, output
-    rates = [f"8_mnist_ddp_pt_lr/{rate}" for rate in ("alone", "linear", "unscaled")]
-    with server(*TENSORBOARD, "--logdir", "runs", cwd=tmp_path) as process:
-        url = f"{process.url}data/plugin/scalars/tags"
-        assert wait_for(lambda: {*get(url)} == {"2_mnist_training", *rates}, 120)
-        assert {tag for tags in get(url).values() for tag in tags} == {"loss/train"}
-
-
-@pytest.mark.full
-def test_the_profiler_of_tensorboard_answers_for_every_rank(tmp_path):
-    """Its server reads the traces of lesson 5. Its charts need the internet, so none is drawn."""
-    status, output = run_ranks(4, ROOT / LESSONS["5"]["file"], "--max-steps", 12, cwd=tmp_path)
-    assert status == 0, output
-    with server(*TENSORBOARD, "--logdir=./log_ddp", cwd=tmp_path) as process:
-        url = f"{process.url}data/plugin/pytorch_profiler"
-        run = {"run": "log_ddp", "span": 1}
-        assert wait_for(lambda: get(f"{url}/runs")["runs"] == ["log_ddp"], 120)
-        ranks = get(f"{url}/workers", view="Overview", **run)
-        assert ranks == ["rank0", "rank1", "rank2", "rank3"]
-        overlap = get(f"{url}/distributed/overlap", worker="All", **run)
-        assert sorted(overlap["data"]["all"]) == ranks

@@ -8,11 +8,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from unittest import mock
 
 import pytest
-import torch
-from helpers import LESSONS, ROOT, load, load_lesson, proves
+from helpers import LESSONS, ROOT, load_lesson, proves
 from ranks import run_ranks
 
 FOLDER = Path(__file__).parent
@@ -51,18 +49,6 @@ def test_the_lessons_choose_what_the_table_of_a_page_says(page):
             assert backend.strip() == "nccl", line
         if lesson_15:
             assert ("CPU" in lesson_15[0]) == (backend.strip() == "gloo"), line
-
-
-def test_the_stand_in_reads_masks_as_torch_does():
-    """torch's own parser is asked for the same masks; it knows nothing of the stand-in."""
-    standin = load(FOLDER / "sitecustomize.py")
-    for mask in ("", "0", "0,2", "3,1,0", "2,2", "-1", "1,-1,2", "7", "0,9,1", " 2 , 3 "):
-        env = {"STANDIN_GPUS": "4", "STANDIN_KIND": "cuda", "CUDA_VISIBLE_DEVICES": mask}
-        with mock.patch.dict(os.environ, env):
-            parsed = torch.cuda._parse_visible_devices()
-            # torch leaves to the driver how many there are, and what comes after one too many.
-            within = next((i for i, x in enumerate(parsed) if x >= 4), len(parsed))
-            assert standin.visible() == parsed[:within], mask
 
 
 # In place of a GPU for each rank, of which its process sees no other: NCCL's barrier would take
