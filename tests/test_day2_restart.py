@@ -116,7 +116,7 @@ def test_a_snapshot_of_another_job_is_not_used(tmp_path):
     assert status == 1, output
     status, output = run_ranks(1, LESSON, *SHORT, "--lr", 1, cwd=tmp_path)
     assert status == 1
-    assert "snapshot.pt is from a job with different arguments. Use those, or rename runs/" in output
+    assert "snapshot.pt is from a job with different arguments. Use those, or rename " in output
     assert "Traceback" not in output
 
 

@@ -218,7 +218,7 @@ def test_an_error_without_words_names_its_sample_and_its_type():
     lesson = load_lesson("13")
     data = mock.MagicMock(spec=["__getitem__"])
     data.__getitem__.side_effect = AssertionError
-    with pytest.raises(lesson.Problem, match="^sample 3 cannot be read: AssertionError$"):
+    with pytest.raises(lesson.Problem, match=r"^sample 3 cannot be read: AssertionError$"):
         lesson.Seeded(data, 0, 0)[3]
 
 

@@ -5,11 +5,8 @@ Usage: python store.py N: at the listening socket with this number, until stdin 
 A rank would open it on all addresses of the machine, where everybody on its network could join.
 """
 
-import signal
 import socket
 import sys
-
-signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher
 
 import torch.distributed as dist
 
