@@ -45,10 +45,11 @@ class ChunkStream(IterableDataset):
         self.transform = transform
         self.epoch = torch.tensor(0).share_memory_()  # so that workers see it change
         with h5py.File(path) as file:  # closed again: each worker opens its own
-            self.chunk_size = file["images"].chunks[0]
-            self.chunks = len(file["images"]) // self.chunk_size
-            if len(file["images"]) != len(file["labels"]):  # pairs would be wrong
-                raise ValueError(f"{path} must have as many labels as images")
+            images = file["images"]
+            if images.chunks is None or len(images) != len(file["labels"]):
+                raise ValueError("it must have images in chunks, and as many labels")
+            self.chunk_size = images.chunks[0]
+            self.chunks = len(images) // self.chunk_size
 
     def set_epoch(self, epoch):
         """Choose the order of the next epoch, on every rank."""
@@ -389,16 +390,9 @@ def parse_args():
         parser.error(f"workers cannot send, set TMPDIR to a short path: {error}")
     try:
         images = images_of_epoch(args, int(os.environ["WORLD_SIZE"]))
-    except (OSError, KeyError, TypeError, AttributeError) as error:
-        known = isinstance(error, (OSError, KeyError))  # by h5py, in the last argument
-        cause = error.args[-1] if known else "its dataset images has no chunks"
-        todo = ""  # nothing that replaces a file which others use, or which you named
-        if args.file == DATA / "mnist.h5" and not isinstance(error, BlockingIOError):
-            force = " --force" if args.file.exists() else ""
-            todo = f". Make it: python day2/create_mnist_h5.py{force}"
-        parser.error(f"{args.file} cannot be streamed: {cause}{todo}")
-    except ValueError as error:
-        parser.error(str(error))
+    except (OSError, KeyError, AttributeError, ValueError) as error:
+        todo = "" if args.file.exists() else ". Make it: python day2/create_mnist_h5.py"
+        parser.error(f"{args.file} cannot be streamed: {error.args[-1]}{todo}")
     if images == 0:
         parser.error(f"{args.file} has not one batch for each worker of each rank")
     return args

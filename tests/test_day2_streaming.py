@@ -109,18 +109,12 @@ def test_what_is_wrong_with_pictures_is_said_in_a_line(tmp_path):
 # The stream
 
 
-def test_only_the_lessons_own_file_is_to_be_made_again(tmp_path):
-    """One that you name may be somebody's data; one that is missing need not be forced."""
-    script = tmp_path / "day2" / LESSON.name
-    script.parent.mkdir()
-    script.write_text(LESSON.read_text())
-    file = tmp_path / "data" / "mnist.h5"
+def test_only_a_missing_file_is_to_be_made(tmp_path):
+    """One that is there may be somebody's data, whatever it holds."""
     make = "Make it: python day2/create_mnist_h5.py"
-    assert run_ranks(1, script, cwd=tmp_path)[1].endswith(f". {make}\n")
-    file.parent.mkdir()
-    file.write_text("damaged")
-    assert run_ranks(1, script, cwd=tmp_path)[1].endswith(f". {make} --force\n")
-    assert make not in run_ranks(1, script, "--file", script, cwd=tmp_path)[1]
+    missing = run_ranks(1, LESSON, "--file", tmp_path / "mnist.h5", cwd=tmp_path)[1]
+    assert missing.endswith(f". {make}\n")
+    assert make not in run_ranks(1, LESSON, "--file", LESSON, cwd=tmp_path)[1]
 
 
 def write_small(path, count, chunk_size):

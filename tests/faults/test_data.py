@@ -54,7 +54,7 @@ def test_torchvision_says_that_data_is_missing_or_damaged(damage, says, tmp_path
         ("missing", "unable to open file"),
         ("truncated", "truncated file"),
         ("other data", "object 'images' doesn't exist"),
-        ("no chunks", "its dataset images has no chunks"),
+        ("no chunks", "it must have images in chunks"),
         ("open for writing", "unable to lock file"),
     ],
 )
@@ -91,7 +91,7 @@ def test_lesson_11_refuses_fewer_labels_than_images(tmp_path):
     with h5py.File(path, "a") as file:
         del file["labels"]
         file["labels"] = np.zeros(7, np.int64)
-    says = r"\S+ must have as many labels as images$"
+    says = r"\S+ cannot be streamed: it must have images in chunks, and as many labels$"
     do = "Write it again. Otherwise, images would be trained with labels of others."
     refused("lesson 11: fewer labels than images", says, do, "11", "--file", path, env=ALONE)
 
