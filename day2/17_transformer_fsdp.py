@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -75,7 +74,8 @@ def flatten(tensors):
 def by_pytorch(piece):
     """The same by PyTorch: each parameter becomes a DTensor, which has a part of it."""
     kind = next(piece.parameters()).device.type
-    mesh = DeviceMesh.from_group(dist.group.WORLD, kind)  # all ranks, and their timeout
+    # Of all ranks, with their timeout.
+    mesh = dist.DeviceMesh.from_group(dist.group.WORLD, kind)
     fully_shard(piece, mesh=mesh, reshard_after_forward=True)  # free Net after it, too
     if hasattr(piece, "set_force_sum_reduction_for_comms"):  # torch 2.8 and newer
         piece.set_force_sum_reduction_for_comms(True)  # not every backend can average

@@ -21,7 +21,6 @@ import torch.distributed as dist
 import torch.distributed.tensor.parallel as tp
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -144,8 +143,7 @@ def main(device, args):
     train_set, _ = make_text()
     # Neighboring ranks are a tensor group: on one node, where links are fast.
     ranks = torch.arange(dist.get_world_size()).view(-1, args.tensor)
-    timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
-    mesh = make_mesh(ranks, ("data", "tensor"), device.type, timeout)
+    mesh = make_mesh(ranks, ("data", "tensor"), device.type, TIMEOUT)
     hand = train("by hand", split_by_hand, train_set, mesh, device, args)
     pytorch = train("PyTorch", split_by_pytorch, train_set, mesh, device, args)
     if dist.get_rank() == 0:
@@ -159,6 +157,7 @@ LENGTH = 64  # characters in a piece of text
 WIDTH = 64  # numbers per character inside the model
 HEAD = 16  # of these, numbers for each head of the attention
 LAYERS = 4
+TIMEOUT = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
 ROUNDING = 1e-5  # a different order of adding changes the first 20 losses by less
 warnings.filterwarnings("ignore", "DTensor random")  # torch 2.6 about itself
 
@@ -193,16 +192,15 @@ def by_formula(data, tensor, batch_size):
     return [parameters, *[4 * number for number in numbers]]
 
 
-def make_mesh(ranks, names, device_type, timeout):
+def make_mesh(ranks, names, kind, timeout):
     """Return a mesh of these ranks, int64 [rows, columns]. Every rank must call this.
 
-    init_device_mesh makes the same groups, but takes no timeout: they would wait for
-    10 minutes with NCCL, for 30 with gloo.
+    The groups of init_device_mesh would wait for 10 minutes with NCCL, 30 with gloo.
     """
     columns, _ = dist.new_subgroups_by_enumeration(ranks.T.tolist(), timeout)
     rows, _ = dist.new_subgroups_by_enumeration(ranks.tolist(), timeout)
     groups = [columns, rows]
-    return DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=names)
+    return dist.DeviceMesh.from_group(groups, kind, ranks, mesh_dim_names=names)
 
 
 class Messages(TorchDispatchMode):

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 
@@ -25,7 +24,7 @@ def train(steps):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu")  # all ranks
+    mesh = dist.DeviceMesh.from_group(dist.group.WORLD, "cpu")  # all ranks
     for module in (model[0], model[2], model):
         fully_shard(module, mesh=mesh)
     x = torch.linspace(-2, 2, 32)[:, None]

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 
@@ -24,7 +23,7 @@ def train(steps):
     """Train a new sharded model. Return it, its optimizer and the loss of each step."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 1))
-    mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu")  # all ranks
+    mesh = dist.DeviceMesh.from_group(dist.group.WORLD, "cpu")  # all ranks
     for module in (model[0], model[2], model):
         fully_shard(module, mesh=mesh)
     # After sharding: fully_shard replaces the parameters by new ones, DTensors.

@@ -21,7 +21,6 @@ import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 
@@ -66,7 +65,7 @@ def load(folder):
 def shard():
     """Return a model, divided among the ranks."""
     model = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 1))
-    mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu")  # all ranks
+    mesh = dist.DeviceMesh.from_group(dist.group.WORLD, "cpu")  # all ranks
     for module in (model[0], model[2], model):
         fully_shard(module, mesh=mesh)
         module.set_force_sum_reduction_for_comms(True)  # gloo cannot average

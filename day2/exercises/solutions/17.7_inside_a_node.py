@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 RANKS_OF_A_NODE = 2
@@ -67,16 +66,15 @@ def main():
 # ---- Shared helpers, identical in every exercise
 
 
-def make_mesh(ranks, names, device_type, timeout):
+def make_mesh(ranks, names, kind, timeout):
     """Return a mesh of these ranks, int64 [rows, columns]. Every rank must call this.
 
-    init_device_mesh makes the same groups, but takes no timeout: they would wait for
-    10 minutes with NCCL, for 30 with gloo.
+    The groups of init_device_mesh would wait for 10 minutes with NCCL, 30 with gloo.
     """
     columns, _ = dist.new_subgroups_by_enumeration(ranks.T.tolist(), timeout)
     rows, _ = dist.new_subgroups_by_enumeration(ranks.tolist(), timeout)
     groups = [columns, rows]
-    return DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=names)
+    return dist.DeviceMesh.from_group(groups, kind, ranks, mesh_dim_names=names)
 
 
 def start():
