@@ -72,6 +72,7 @@ def store_at(listener):
     """Keep the store in which the ranks meet, in a process that ends with this one."""
     command = [sys.executable, Path(__file__).with_name("store.py"), str(listener.fileno())]
     options = {"stdin": subprocess.PIPE, "pass_fds": [listener.fileno()]}
+    options["stderr"] = subprocess.DEVNULL  # if it has no torch, the ranks say so
     with subprocess.Popen(command, **options, process_group=0) as process:  # no Ctrl-C for it
         listener.close()  # if the store ends, the ranks must notice
         try:
