@@ -278,7 +278,7 @@ import torch, torch.distributed as dist
 start = runpy.run_path(sys.argv[1])["start"]
 for seen in sys.argv[2:]:
     for rank in range(4):
-        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="4")
         os.environ["CUDA_VISIBLE_DEVICES"] = str(rank) if seen == "own" else seen
         index = mock.patch.object(torch.accelerator, "set_device_index")
         with mock.patch.object(dist, "init_process_group") as init, index as index:
