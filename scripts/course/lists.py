@@ -35,8 +35,8 @@ def read_course(file=SCRIPTS / "course.toml"):
 def read_exercises():
     """Return the exercises: a list of the tables in exercises.toml.
 
-    Each also gets id, lesson, file, from the root of the repository, processes, and kind: fill in,
-    find the fault, or capstone. A learner's own file may be missing, so the solution tells.
+    Each also gets id, lesson, file, from the root of the repository, processes, minutes, and kind:
+    fill in, find the fault, or capstone. A learner's own file may be missing, so the solution tells.
     """
     exercises = []
     for name, exercise in tomllib.loads((SCRIPTS / "exercises.toml").read_text()).items():
@@ -44,7 +44,7 @@ def read_exercises():
         file = solution.relative_to(ROOT).parents[1] / solution.name
         kind = re.search(r"^Kind: +(.*)$", solution.read_text(), re.M)[1]
         known = {"id": name, "lesson": name.partition(".")[0], "file": str(file), "kind": kind}
-        exercises.append({"processes": 4, **known, **exercise})
+        exercises.append({"processes": 4, "minutes": 15, **known, **exercise})
     return exercises
 
 
