@@ -15,6 +15,7 @@ import sys
 import time
 from unittest import mock
 
+import psutil
 import pytest
 from course.lists import ROOT, read_course
 from launcher import processes
@@ -251,6 +252,14 @@ def wait_without_trouble(job):
 def started(job):
     """Return the ids of the processes that a job has said it started."""
     return [int(pid) for pid in re.findall(r"^started (\d+)$", job.output, re.M)]
+
+
+def rank_of(job, number):
+    """Return the process id of a rank of a job. The data workers that it forks are newer."""
+    for process in map(psutil.Process, sorted(job.processes())):
+        is_python = process.name().startswith(("python", "pt_"))
+        if is_python and process.environ().get("RANK") == str(number):
+            return process.pid
 
 
 def lives(pid):

@@ -7,7 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from helpers import LAUNCHER, LESSONS, ROOT, chooser, proof_of
+from helpers import LAUNCHER, LESSONS, ROOT, chooser, proof_of, rank_of
+from launcher import processes
 from mutants import assert_disproved, write_mutant
 from ranks import run_ranks
 
@@ -20,24 +21,9 @@ SHORT = ("--images", 1280, "--save-every", 4)
 
 
 def start(*arguments, cwd):
-    """Start the launcher; return the Popen object."""
-    command = [LAUNCHER, "--local", *map(str, arguments)]
-    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(command, cwd=cwd, stdin=subprocess.DEVNULL, text=True, **both)
-
-
-def ranks_in(folder):
-    """Return the process ids of the ranks at work in a folder, in the order of the ranks."""
-    found = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (process / "cmdline").read_text().split("\0")
-            if str(LESSON) in command[:3] and (process / "cwd").readlink() == folder:
-                rank = re.search(r"\0RANK=(\d+)\0", (process / "environ").read_text())
-                found[int(rank[1])] = int(process.name)
-        except OSError:
-            continue  # it ended in this moment
-    return [found[rank] for rank in sorted(found)]
+    """Start the launcher; return the Job."""
+    command = [LAUNCHER, "--local", *arguments]
+    return processes.Job(command, 200, cwd=cwd, stderr=subprocess.STDOUT)
 
 
 def left_in(folder):
@@ -69,31 +55,24 @@ def test_a_job_that_failed_ends_where_it_would_have_ended(ranks, crash, goes_on,
 
 def test_torchrun_starts_the_ranks_again_when_one_is_killed(tmp_path):
     """kill -9 at any step: the job goes on from its last snapshot."""
-    job = start("1x2", "--max-restarts", 1, LESSON, *FEW, cwd=tmp_path)
     choose = chooser()
-    at, killed, lines = choose.choice((10, 20, 30)), False, []
-    for line in job.stdout:
-        lines.append(line)
-        if not killed and line.startswith(f"step {at}: snapshot"):
-            os.kill(choose.choice(ranks_in(tmp_path)), signal.SIGKILL)
-            killed = True
-    output = "".join(lines)
-    assert job.wait() == 0, output
-    assert proof_of(output).startswith("=> starts: 2, images once an epoch: 3,198 of 3,198 (limit")
-    assert proof_of(output).endswith("parameters as without a stop: ok")
+    at = choose.choice((10, 20, 30))
+    with start("1x2", "--max-restarts", 1, LESSON, *FEW, cwd=tmp_path) as job:
+        next(line for line in job.lines() if line.startswith(f"step {at}: snapshot"))
+        os.kill(rank_of(job, choose.randrange(2)), signal.SIGKILL)
+        assert job.wait() == 0, job.output
+    proof = proof_of(job.output)
+    assert proof.startswith("=> starts: 2, images once an epoch: 3,198 of 3,198 (limit")
+    assert proof.endswith("parameters as without a stop: ok")
 
 
 def stop_by(number, ranks, folder):
     """Start the lesson, and give its last rank a signal after the first snapshot."""
-    job = start(ranks, LESSON, *FEW, "--epochs", 3, cwd=folder)
-    lines = []
-    while not lines or not lines[-1].startswith("step "):
-        lines.append(job.stdout.readline())
-        assert lines[-1], "".join(lines)
-    os.kill(ranks_in(folder)[-1], number)
-    output = "".join(lines) + job.communicate(timeout=100)[0]
-    assert job.returncode == 0, output
-    assert output.count("\nStopped as told. The same command resumes from here.\n") == 1
+    with start(ranks, LESSON, *FEW, "--epochs", 3, cwd=folder) as job:
+        next(line for line in job.lines() if line.startswith("step "))
+        os.kill(rank_of(job, ranks - 1), number)
+        assert job.wait() == 0, job.output
+    assert job.output.count("\nStopped as told. The same command resumes from here.\n") == 1
 
 
 def test_stopped_by_signals_it_goes_on_with_other_numbers_of_ranks(tmp_path):

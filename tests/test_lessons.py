@@ -148,27 +148,3 @@ def test_each_rank_of_lesson_3_has_lesson_2s_loss(ranks, tmp_path_factory, tmp_p
     assert [float(loss) for loss in found] == pytest.approx([alone] * ranks, abs=2e-4)
     claim = f"=> {ranks} ranks, {ranks * 20 * 84:,} images, 1 model (limit 1): ok"
     assert proof_of(output) == claim
-
-
-# Nothing waits for ever
-
-GROUPS = r"\b(?:init_process_group|new_group|new_subgroups\w*|init_device_mesh)"
-# Of a call, or of a page as far as it shows one, up to two brackets deep.
-CALL = re.compile(GROUPS + r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*")
-ALL_RANKS = re.compile(r"init_device_mesh\(\S+, \(\w+,\)$")  # takes the group that there is
-
-
-@pytest.mark.parametrize("files", ["day*/**/*.py", "day*/**/*.md", "slides/*.md"])
-def test_every_group_and_every_data_worker_has_a_timeout(files):
-    """In all lessons, exercises, solutions and boxes. Without one, they wait half an hour."""
-    without = []
-    for file in ROOT.glob(files):
-        text = file.read_text()
-        if file.suffix == ".md":
-            text = "\n".join(re.findall(r"^```(?:python|diff)\n(.*?)^```$", text, re.M | re.S))
-            text = re.sub(r"^-.*\n", "", text, flags=re.M)
-        calls = [call for call in CALL.findall(text) if not ALL_RANKS.match(call)]
-        # Of workers, two lines before and after.
-        calls += re.findall(r'(?:.*\n){2}.*num_workers(?:=|":).*(?:\n.*){2}', text)
-        without += [f"{file.name}: {call}" for call in calls if "timeout" not in call]
-    assert without == []

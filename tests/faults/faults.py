@@ -20,7 +20,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import psutil
-from helpers import LAUNCHER, LESSONS, ROOT, refusal, wait_for, works
+from helpers import LAUNCHER, LESSONS, ROOT, rank_of, refusal, wait_for, works
 from launcher import processes
 
 WITHIN = 30  # seconds from the fault to the end of the job, on a quiet machine
@@ -64,12 +64,9 @@ class Job(processes.Job):
 
     def rank(self, number):
         """Return the process id of a rank."""
-        for process in map(psutil.Process, self.processes()):
-            is_python = process.name().startswith(("python", "pt_"))
-            if is_python and process.environ().get("RANK") == str(number):
-                return process.pid
         # A lesson of Day 1 forks its ranks in their order.
-        return sorted(rank.pid for rank in psutil.Process(self.process.pid).children())[number]
+        children = psutil.Process(self.process.pid).children()
+        return rank_of(self, number) or sorted(rank.pid for rank in children)[number]
 
     def hit(self, name, rank=None):
         """Send a signal, such as KILL, to a rank, or else to the command."""

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from faults import Job, lesson, nine_images, refused, saw
 from helpers import ALONE, LESSONS, ROOT, cannot, copy_tree, wait_for, works
-from mutants import write_mutant
 from PIL import Image
 from ranks import run_ranks
 from short import written_by
@@ -149,24 +148,6 @@ def test_copies_of_the_data_that_differ(lesson_id, arguments, says, tmp_path, tm
     assert status == 1, output
     assert "Traceback" not in output
     saw(f"lesson {lesson_id}: each rank has its own copy, and they differ", says, COPY, output)
-
-
-def test_a_random_split_without_a_seed(tmp_path):
-    """Lesson 13 seeds it. Here each rank draws a seed of its own, as torch does without one."""
-    line = "return images, Subset(images, range(500)), 10"
-    split = "return *torch.utils.data.random_split(images, [0.9, 0.1]), 10"
-    (tmp_path / "seeded").mkdir()
-    seeded = write_mutant(tmp_path / "seeded", "13", (line, split))
-    few = ("1", "--data", "random", "--max-steps", 2)
-    status, output = run_ranks(2, seeded, *few, cwd=tmp_path / "seeded")
-    assert status == 0, output
-    split = f"torch.seed()\n        {split}"
-    file = write_mutant(tmp_path, "13", (line, split))
-    status, output = run_ranks(2, file, *few, cwd=tmp_path)
-    assert status == 1, output
-    says = r"^ranks \[1\] have other data than rank 0: 1,800 samples .* and 200 samples "
-    do = "Give `random_split` a generator with the same seed on all ranks."
-    saw("a random split that's different on each rank, lesson 13", says, do, output)
 
 
 @pytest.mark.parametrize("how", ["INT", "KILL"])

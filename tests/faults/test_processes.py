@@ -30,45 +30,48 @@ def fails_on_rank_1(lesson_id, folder):
     return write_mutant(folder, lesson_id, (BEGIN[lesson_id], BEGIN[lesson_id] + OUCH))
 
 
-def start(where, request, cwd):
-    """Start two ranks that talk to each other for a while."""
-    if where == "Day 1":
-        return lesson("1", 2, cwd=cwd)
-    if where == "Slurm":
-        slurm = request.getfixturevalue("slurm")
-        return on_slurm(slurm, "salloc", "--nodes", 2, LAUNCHER, "9", cwd=cwd)
-    options = ["1x2", "--torchrun"] if where == "torchrun" else ["2"]
-    return local(*options, "9", cwd=cwd)
+KILLED = r"^The first to fail: rank {} on .* ended with signal KILL\.$"
 
 
 @pytest.mark.parametrize(
-    ("where", "rank", "says"),
+    ("whom", "nodes", "command", "begun", "rank", "says"),
     [
-        ("Day 1", 1, r"process 1 terminated with signal SIGKILL$"),
-        ("`--local`", 0, r"^The first to fail: rank 0 on .* ended with signal KILL\.$"),
-        ("Slurm", 1, r"^The first to fail: rank 1 on node2 ended with signal KILL\.$"),
+        ("rank 1, Day 1", "", "1 2", "1 MB:", 1, r"process 1 terminated with signal SIGKILL$"),
+        ("rank 0, `--local`", "2", "9", "1 MB:", 0, KILLED.format(0)),
+        ("a stage of lesson 20, `--local`", "2", "20", "GPipe, ", 1, KILLED.format(1)),
         pytest.param(
-            "torchrun",
+            "a rank that shares layers, lesson 19",
+            "2x2",
+            "19 --batch-size 4 --max-steps 300",
+            "ranks: 4",
+            3,
+            KILLED.format(3),
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            "rank 1, torchrun",
+            "1x2",
+            "--torchrun 9",
+            "1 MB:",
             1,
             r"rank      : 1 \(local_rank: 1\)(?s:.*)Signal 9 \(SIGKILL\) received",
             marks=pytest.mark.full,
         ),
     ],
 )
-def test_a_rank_is_killed(where, rank, says, request, tmp_path):
-    job = start(where, request, tmp_path)
-    job.until("1 MB:")
+def test_a_rank_is_killed(whom, nodes, command, begun, rank, says, tmp_path):
+    words = command.split()
+    job = local(nodes, *words, cwd=tmp_path) if nodes else lesson(*words, cwd=tmp_path)
+    job.until(begun)
     job.hit("KILL", rank)
-    job.check(f"kill -9 of rank {rank}, {where}", says, MEMORY)
+    job.check(f"kill -9 of {whom}", says, MEMORY)
 
 
-@pytest.mark.full
-def test_a_rank_that_shares_layers_is_killed(tmp_path):
-    job = local("2x2", "19", "--batch-size", 4, "--max-steps", 300, cwd=tmp_path)
-    job.until("ranks: 4")
-    job.hit("KILL", 3)
-    says = r"^The first to fail: rank 3 on imitated node 1 ended with signal KILL\.$"
-    job.check("kill -9 of a rank that shares layers, lesson 19", says, MEMORY)
+def test_a_rank_on_slurm_is_killed(slurm, tmp_path):
+    job = on_slurm(slurm, "salloc", "--nodes", 2, LAUNCHER, "9", cwd=tmp_path)
+    job.until("1 MB:")
+    job.hit("KILL", 1)
+    job.check("kill -9 of rank 1, Slurm", KILLED.format(1), MEMORY)
 
 
 def test_a_rank_of_day_1_raises_while_another_waits(tmp_path):
@@ -96,14 +99,6 @@ def test_a_rank_on_an_imitated_node_raises(tmp_path):
     fault = "an exception on rank 1, `--local`; rank 0 waits"
     says = r"^The first to fail: rank 1 on imitated node 1 ended with exit status 1\.$"
     assert "[rank1]: ValueError: ouch" in job.check(fault, says, FIRST)
-
-
-def test_a_stage_of_a_pipeline_is_killed(tmp_path):
-    job = local("2", "20", cwd=tmp_path)
-    job.until("GPipe, ")
-    job.hit("KILL", 1)
-    says = r"^The first to fail: rank 1 on .* ended with signal KILL\.$"
-    job.check("kill -9 of a stage of lesson 20, `--local`", says, MEMORY)
 
 
 @pytest.mark.parametrize(
