@@ -53,6 +53,13 @@ def run(command, timeout, cwd, env):
     return job.status, job.output
 
 
+def output_of(result):
+    """Return the output of (exit status, output), if it has ended well."""
+    status, output = result
+    assert status == 0, output
+    return output
+
+
 def run_lesson(lesson_id, *arguments, cwd, file=None, env=None, timeout=200):
     """Run a lesson to its end; return (exit status, stdout and stderr). It must leave nothing."""
     command = [sys.executable, file or ROOT / LESSONS[lesson_id]["file"], *arguments]

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from helpers import LESSONS, ROOT, once, proves
+from helpers import LESSONS, ROOT, once, output_of, proves
 from ranks import run_ranks
 
 FEW = "--epochs 1 --max-steps 20"
@@ -43,8 +43,7 @@ def written_by(lesson_id, tmp_path_factory):
     def write():
         folder = tmp_path_factory.mktemp(lesson_id)
         arguments = SHORT[lesson_id].format(folder=folder).split()
-        status, output = run_ranks(1, ROOT / LESSONS[lesson_id]["file"], *arguments, cwd=folder)
-        assert status == 0, output
+        output = output_of(run_ranks(1, ROOT / LESSONS[lesson_id]["file"], *arguments, cwd=folder))
         assert proves(output), output
         return str(folder)
 

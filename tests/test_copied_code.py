@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from helpers import LESSONS, ROOT, load
+from helpers import LESSONS, ROOT, load, output_of
 from ranks import run_ranks
 from torch import nn
 
@@ -59,8 +59,7 @@ def train(way, situation, rank, ranks):
 
 
 def test_it_trains_as_one_process_does_or_stops_and_says_why(tmp_path):
-    status, output = run_ranks(2, __file__, *SITUATIONS, cwd=tmp_path)
-    assert status == 0, output
+    output = output_of(run_ranks(2, __file__, *SITUATIONS, cwd=tmp_path))
     found = re.findall(r"^(\S+), (.*?): (.*)$", output, re.M)
     assert len(found) == len(FILES) * len(SITUATIONS), output
     for way, situation, result in found:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from helpers import LESSONS, ROOT, launch, proves, run
+from helpers import LESSONS, ROOT, launch, output_of, proves, run
 from ranks import run_ranks, skip_what_cannot_run
 
 LESSON_17 = ROOT / LESSONS["17"]["file"]
@@ -15,8 +15,7 @@ LESSON_17 = ROOT / LESSONS["17"]["file"]
 def test_accelerate_launch_starts_lesson_15_too(tmp_path):
     lesson_15 = str(ROOT / LESSONS["15"]["file"])
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", lesson_15]
-    status, output = run(launch, 200, tmp_path, None)
-    assert status == 0, output
+    output = output_of(run(launch, 200, tmp_path, None))
     assert "ranks: 1, device: cpu" in output
     assert proves(output), output
 
@@ -59,8 +58,7 @@ def test_what_a_rank_holds_and_sends_is_what_the_formulas_say(nodes, tmp_path):
 @pytest.mark.parametrize(("ranks", "tensor"), [(4, 4), (4, 1), (2, 2), (2, 1)])
 def test_every_mesh_has_the_losses_of_one_process(ranks, tensor, tmp_path):
     options = ["--tensor", tensor, "--max-steps", 20]
-    status, output = run_ranks(ranks, ROOT / LESSONS["19"]["file"], *options, cwd=tmp_path)
-    assert status == 0, output
+    output = output_of(run_ranks(ranks, ROOT / LESSONS["19"]["file"], *options, cwd=tmp_path))
     assert f"\n=> mesh {ranks // tensor} x {tensor}: " in output
     assert proves(output), output
 
@@ -114,8 +112,7 @@ def test_the_box_of_lesson_19_has_the_losses_of_one_process(tmp_path):
     box = re.search(r"\n## In your own script\n.*?```python\n(.*?)```", page, re.S)[1]
     file = tmp_path / "box.py"
     file.write_text(BOX)
-    status, output = run_ranks(4, file, ROOT / "scripts", box, cwd=tmp_path)
-    assert status == 0, output
+    output = output_of(run_ranks(4, file, ROOT / "scripts", box, cwd=tmp_path))
     loss = {parts: float(x) for parts, x in re.findall(r"^([12]) ([\d.]+)$", output, re.M)}
     assert loss["2"] == pytest.approx(loss["1"], abs=1e-5)
 

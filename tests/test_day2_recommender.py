@@ -12,6 +12,7 @@ from helpers import (
     load_lesson,
     losses,
     once,
+    output_of,
     proof_of,
     proves,
     run_lesson,
@@ -47,8 +48,7 @@ def test_a_csv_of_ones_own_becomes_files_and_a_model(tmp_path):
     header = "userId,movieId,rating,timestamp\n"
     csv.write_text(header + "".join(f"{u},{m},{r},{t}\n" for u, m, r, t in given))
     arguments = ("--csv", csv, "--folder", folder, "--files", 7, "--seed", 1)
-    status, output = create(tmp_path, *arguments)
-    assert status == 0, output
+    output = output_of(create(tmp_path, *arguments))
     proof = "=> 1,000 ratings in 7 files, of users 1 to 7 and movies 1 to 11, read as written: ok"
     assert proof_of(output) == proof
     files = [np.load(file) for file in sorted(folder.glob("*.npy"))]
@@ -60,7 +60,7 @@ def test_a_csv_of_ones_own_becomes_files_and_a_model(tmp_path):
     users, movies = ((folder / f"{x}.txt").read_text().split() for x in ("userId", "movieId"))
     assert [(int(users[u - 1]), int(movies[m - 1]), r, t) for u, m, r, t in rows] == given
     few = ("--folder", folder, "--epochs", 1)
-    status, output = run_ranks(1, LESSON, *few, cwd=tmp_path)
+    output = run_ranks(1, LESSON, *few, cwd=tmp_path)[1]
     assert "Traceback" not in output
     assert "rows of the two tables: 8 and 12, for each rank: all\n" in output
     assert "\n=> " in output
@@ -111,8 +111,7 @@ def alone(ratings, tmp_path_factory):
 
     def run():
         folder = tmp_path_factory.mktemp("alone")
-        status, output = run_ranks(1, LESSON, *options(ratings), cwd=folder)
-        assert status == 0, output
+        output = output_of(run_ranks(1, LESSON, *options(ratings), cwd=folder))
         return output, losses(folder / "runs" / LESSON.stem)
 
     return once(tmp_path_factory, "lesson_14_alone", run)
@@ -121,8 +120,7 @@ def alone(ratings, tmp_path_factory):
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=FULL), 3, pytest.param(4, marks=FULL)])
 def test_any_number_of_ranks_gives_the_same_model(ranks, ratings, alone, tmp_path):
     few = options(ratings, ranks)
-    status, output = run_ranks(ranks, LESSON, *few, cwd=tmp_path)
-    assert status == 0, output
+    output = output_of(run_ranks(ranks, LESSON, *few, cwd=tmp_path))
     assert proves(output), output
     assert f"files: 12, for each rank: {12 // ranks}\n" in output
     assert results(output) == pytest.approx(results(alone[0]), abs=1.1e-4)  # 4 digits are printed

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from helpers import LAUNCHER, LESSONS, ROOT, chooser, proof_of, rank_of
+from helpers import LAUNCHER, LESSONS, ROOT, chooser, output_of, proof_of, rank_of
 from launcher import processes
 from mutants import assert_disproved, write_mutant
 from ranks import run_ranks
@@ -45,8 +45,7 @@ def test_a_job_that_failed_ends_where_it_would_have_ended(ranks, crash, goes_on,
     status, output = run_ranks(*command, cwd=tmp_path)
     assert status == 1
     assert f"RuntimeError: rank 0 fails after step {crash}, as told" in output
-    status, output = run_ranks(*command, cwd=tmp_path)
-    assert status == 0, output
+    output = output_of(run_ranks(*command, cwd=tmp_path))
     assert f"start 2: resumes in {goes_on}\n" in output
     assert proof_of(output).startswith("=> starts: 2, images once an epoch: 1,2")
     assert proof_of(output).endswith("parameters as without a stop: ok")
@@ -78,8 +77,7 @@ def stop_by(number, ranks, folder):
 def test_stopped_by_signals_it_goes_on_with_other_numbers_of_ranks(tmp_path):
     for ranks, number in ((2, signal.SIGTERM), (1, signal.SIGUSR1)):
         stop_by(number, ranks, tmp_path)
-    status, output = run_ranks(3, LESSON, *FEW, "--epochs", 3, cwd=tmp_path)
-    assert status == 0, output
+    output = output_of(run_ranks(3, LESSON, *FEW, "--epochs", 3, cwd=tmp_path))
     assert re.search(r"^start 3: resumes in epoch \d after [\d,]+ images$", output, re.M)
     # Another number of ranks makes another global batch: other parameters, but the same images.
     assert re.fullmatch(

@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from helpers import LESSONS, ROOT, run
+from helpers import LESSONS, ROOT, output_of, run
 from PIL import Image
 from ranks import run_ranks
 from short import written_by
@@ -40,8 +40,7 @@ def test_a_file_that_is_there_stays_unless_forced_to_be_another(tmp_path):
     assert output.strip() == f"{path} already exists. To write it again: --force"
     assert path.read_text() == "precious"
     other = ("--force", "--gzip", 1, "--copies", 2, "--chunk-size", 1000)
-    status, output = run_ranks(1, CREATE, "--file", path, *other, cwd=tmp_path)
-    assert status == 0, output
+    output = output_of(run_ranks(1, CREATE, "--file", path, *other, cwd=tmp_path))
     with h5py.File(path) as file:
         images = file["images"]
         assert images.shape == (120_000, 28, 28)
@@ -181,12 +180,10 @@ def test_each_image_at_most_once_and_as_many_batches_on_each_rank(
 @FULL
 def test_memory_does_not_grow_with_the_file(mnist_file, tmp_path):
     large = tmp_path / "large.h5"
-    status, output = run_ranks(1, CREATE, "--file", large, "--copies", 5, cwd=tmp_path)
-    assert status == 0, output
+    output = output_of(run_ranks(1, CREATE, "--file", large, "--copies", 5, cwd=tmp_path))
     speed = ROOT / "scripts" / "read_speed.py"
     for path, images in ((mnist_file, 47), (large, 235)):
-        status, output = run([sys.executable, speed, "--memory", path], 200, tmp_path, None)
-        assert status == 0, output
+        output = output_of(run([sys.executable, speed, "--memory", path], 200, tmp_path, None))
         row = re.fullmatch(r"\| \d+ MB \| (\d+) MB \| (\d+) MB \|\n", output)
         assert int(row[1]) < 30
         assert int(row[2]) == pytest.approx(images + 10, rel=0.1)  # and HDF5's cache

@@ -17,6 +17,7 @@ from helpers import (
     chooser,
     launch,
     once,
+    output_of,
     proof_of,
     proves,
     rank_of,
@@ -35,9 +36,7 @@ RUN = Path("runs", LESSON.stem)
 
 def train(ranks, *arguments, cwd, env=None):
     """Train on so many ranks; return what they print, which must end well."""
-    status, output = run_ranks(ranks, LESSON, *FEW, *arguments, cwd=cwd, env=env)
-    assert status == 0, output
-    return output
+    return output_of(run_ranks(ranks, LESSON, *FEW, *arguments, cwd=cwd, env=env))
 
 
 def refused(*arguments, cwd, ranks=2):
@@ -173,10 +172,8 @@ def pictures(folder, broken=False):
 
 def test_a_folder_of_pictures_augmented_alike_on_any_ranks(tmp_path):
     few = (4, 2, "--data", pictures(tmp_path), "--global-batch-size", 20, "--log-every", 3)
-    status, one = run_ranks(1, LESSON, *few, "--checkpoint-dir", "one", cwd=tmp_path)
-    assert status == 0, one
-    status, output = run_ranks(3, LESSON, *few, "--compare", "one", cwd=tmp_path)
-    assert status == 0, output
+    output_of(run_ranks(1, LESSON, *few, "--checkpoint-dir", "one", cwd=tmp_path))
+    output = output_of(run_ranks(3, LESSON, *few, "--compare", "one", cwd=tmp_path))
     assert proves(output)
     assert "accuracy 100.00%" in output
 
@@ -234,6 +231,5 @@ def test_python_alone_and_the_launcher(whole, tmp_path):
     assert proves(done.stdout)
     for number, nodes in enumerate(("2x1", "1x2", "2x2")):
         few = (*FEW, "--compare", whole, "--checkpoint-dir", number)
-        status, output = launch("--local", nodes, LESSON, *map(str, few), cwd=tmp_path)
-        assert status == 0, output
+        output = output_of(launch("--local", nodes, LESSON, *map(str, few), cwd=tmp_path))
         assert proves(output)

@@ -13,7 +13,7 @@ import sys
 import zipfile
 
 import pytest
-from helpers import ROOT, cannot, copy_tree, run
+from helpers import ROOT, cannot, copy_tree, output_of, run
 
 PYTEST = 'import sys\nprint("pytest", sys.argv[1:])\n'
 
@@ -110,8 +110,7 @@ LIST = ("scripts/run_course.sh", "--list")
 def torch_of(shell, **variables):
     """Return what the launcher's ranks run with: prefix, torch and torchvision."""
     command = ("scripts/multinode_setup_and_run.sh", "--local", "1", "where.py")
-    status, output = shell(*command, **variables)
-    assert status == 0, output
+    output = output_of(shell(*command, **variables))
     return output.partition("it is ")[2].rstrip("\n")
 
 
@@ -121,8 +120,7 @@ def test_the_torch_of_a_site_is_kept_and_gets_the_torchvision_that_fits(
 ):
     active = site("pytorch 2.6", "torch-2.6.0", kind=kind)
     before = sorted((tmp_path / "site" / "pytorch 2.6").rglob("*"))
-    status, output = shell(*LIST, **active)
-    assert status == 0, output
+    output = output_of(shell(*LIST, **active))
     assert output.startswith(
         "Making .venv. It keeps the active torch==2.6.0.\n"
         "Installing what .venv lacks: torchvision, accelerate.\n"
@@ -146,8 +144,7 @@ def test_an_environment_that_has_all_is_used_as_it_is(site, shell, course):
     assert shell(*LIST, **active)[1].split()[0] == "0"
     assert not (course / ".venv").exists()
     # Only the tests need more.
-    status, output = shell("scripts/run_tests.sh", "-k", "x", **active, TORCH_INDEX="an-index")
-    assert status == 0, output
+    output = output_of(shell("scripts/run_tests.sh", "-k", "x", **active, TORCH_INDEX="an-index"))
     assert "\nInstalling what .venv lacks: pytest.\n" in output
     assert output.endswith("pytest ['-k', 'x']\n")
     assert torch_of(shell, **active).endswith(" 2.6.0a0+site 0.21.0")
@@ -194,8 +191,7 @@ def test_torch_comes_from_the_index_that_is_named(shell, course, tmp_path):
         file = f"{name}-{version}-py3-none-any.whl"
         (index / name / "index.html").write_text(f'<a href="{file}">{file}</a>')
     pypi = {"PIP_NO_INDEX": "", "PIP_INDEX_URL": (tmp_path / "nowhere").as_uri()}
-    status, output = shell(*LIST, TORCH_INDEX=index.as_uri(), **pypi)
-    assert status == 0, output
+    output_of(shell(*LIST, TORCH_INDEX=index.as_uri(), **pypi))
     assert torch_of(shell) == f"{course / '.venv'} 2.15.0+cpu 0.29.2+cpu"
 
 
@@ -203,8 +199,7 @@ def test_torch_comes_from_the_index_that_is_named(shell, course, tmp_path):
 def test_another_torch_gets_an_environment_of_its_own(shell, course):
     """And the torchvision that fits."""
     command = ("scripts/run_tests.sh", "--torch", "2.6.0", "-k", "lesson_4")
-    status, output = shell(*command)
-    assert status == 0, output
+    output_of(shell(*command))
     assert not (course / ".venv").exists()
     python = course / ".venv-torch-2.6.0" / "bin" / "python"
     show = "import torch, torchvision as v, accelerate; print(torch.__version__, v.__version__)"

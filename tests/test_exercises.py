@@ -11,7 +11,7 @@ import pytest
 import torch
 from course.lists import read_exercises
 from exercises.running import run as run_check
-from helpers import ROOT, copy_tree, wait_for
+from helpers import ROOT, copy_tree, output_of, wait_for
 from helpers import run as run_command
 from launcher import processes
 from ranks import run_ranks
@@ -60,8 +60,7 @@ def test_as_given_it_fails_and_solved_it_passes(solved, exercise_id):
 @pytest.mark.parametrize("exercise_id", IDS)
 def test_by_hand_the_solution_runs_and_the_given_shows_something_else(exercise_id, tmp_path):
     ranks = EXERCISES[exercise_id]["processes"]
-    status, solved = run_ranks(ranks, file_of(exercise_id, solution=True), cwd=tmp_path)
-    assert status == 0, solved
+    solved = output_of(run_ranks(ranks, file_of(exercise_id, solution=True), cwd=tmp_path))
     assert "Traceback" not in solved
     assert run_ranks(ranks, file_of(exercise_id), cwd=tmp_path)[1] != solved
     assert list(tmp_path.iterdir()) == []
@@ -71,14 +70,6 @@ def test_python_starts_the_ranks(tmp_path):
     status, output = run_command([sys.executable, file_of("2.1", True)], 200, tmp_path, None)
     assert status == 0
     assert re.findall(r"^epoch (\d)", output, re.M) == [*"01234"]
-
-
-@pytest.mark.full
-def test_torchrun_starts_as_many_as_it_is_told(tmp_path):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    status, output = run_command([*torchrun, file_of("0.1", True)], 200, tmp_path, None)
-    assert status == 0
-    assert "rank 1: value 1, mean over the ranks 0.5\n" in output
 
 
 # What may go wrong in a learner's function: {exercise: (function, its body, what the check says)}.
@@ -109,14 +100,10 @@ def test_a_broken_function_gets_a_plain_line(exercise_id, tmp_path):
 
 # Half a solution, or one with another mistake: {exercise: (its text, instead, what is wrong)}.
 WRONG = {
-    "0.2": ("dist.all_reduce(images, group=group)", "pass", r"rank 0: printed .* \(right: 2042\)"),
     "4.2": ("set_epoch(epoch)", "set_epoch(epoch + rank)", r"all ranks: numbers seen exactly o"),
     "4.5": ("sampler.set_epoch(epoch)", "pass", r"rank 0: epoch 0 begins with .* a new order"),
     "8.3": ("return losses / world_size", "return losses", r"report: .* are reported as 10"),
     "9.1": ("if dist.get_rank(within) == 0:", "if True:", r"node 0: ranks that have read .*: 2"),
-    "10.3": ('["LOCAL_RANK"]', '["RANK"]', r"rank 2: its local rank is 2 \(right: 0\)"),
-    "12.1": ('self.noise.set_state(state["noise"])', "pass", r"rank 0: stopped after 2 steps: pa"),
-    "14.1": ("(all_values) / world_size", "(all_values)", r"rank 0: row 0: 30, 33; right: 10, 11"),
     "17.4": ("scores.amax(1, keepdim=True)", "torch.zeros(1)", r"rank 0: large scores: nan, "),
     "20.1": (" / micro_batches", " / 8", r"rank 0: gradients with 2 micro-batches: .*off by"),
 }

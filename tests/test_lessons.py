@@ -12,6 +12,7 @@ from helpers import (
     launch,
     losses,
     once,
+    output_of,
     proof_of,
     proves,
     recorded_output,
@@ -129,8 +130,7 @@ def test_ranks_that_share_a_batch_have_the_losses_of_one(
     options, steps = CHAIN[lesson_id]
     arguments = options.format(share=84 // ranks).split()
     file = ROOT / LESSONS[lesson_id]["file"]
-    status, output = run_ranks(ranks, file, *arguments, cwd=tmp_path)
-    assert status == 0, output
+    output_of(run_ranks(ranks, file, *arguments, cwd=tmp_path))
     alone = train_alone(tmp_path_factory)[1][:steps]
     shared = losses(tmp_path / "runs" / file.stem)[:steps]
     assert [images for images, _ in shared] == [images for images, _ in alone]
@@ -140,8 +140,7 @@ def test_ranks_that_share_a_batch_have_the_losses_of_one(
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=full)])
 def test_each_rank_of_lesson_3_has_lesson_2s_loss(ranks, tmp_path_factory, tmp_path):
     arguments = (*TWO_EPOCHS.split(), "--batch-size", 84)
-    status, output = run_ranks(ranks, ROOT / LESSONS["3"]["file"], *arguments, cwd=tmp_path)
-    assert status == 0, output
+    output = output_of(run_ranks(ranks, ROOT / LESSONS["3"]["file"], *arguments, cwd=tmp_path))
     printed = r"mean loss ([\d.]+)"
     alone = float(re.search(printed, train_alone(tmp_path_factory)[0])[1])
     found = re.findall(rf"^rank \d+: .* {printed}$", output, re.M)

@@ -14,6 +14,7 @@ from helpers import (
     cannot,
     need_browser,
     open_in_browser,
+    output_of,
     server,
 )
 from ranks import run_ranks
@@ -56,8 +57,7 @@ def merged(viewer, folder):
 
 
 def test_every_rank_of_a_lesson_has_its_place_on_the_time_line(viewer, tmp_path):
-    status, output = run_ranks(2, ROOT / LESSONS["5"]["file"], "--max-steps", 6, cwd=tmp_path)
-    assert status == 0, output
+    output_of(run_ranks(2, ROOT / LESSONS["5"]["file"], "--max-steps", 6, cwd=tmp_path))
     events = merged(viewer, tmp_path / "log_ddp")
     for rank in (0, 1):
         names = {e["name"] for e in events if e["pid"] == rank}
