@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from helpers import LESSONS, ROOT, load_lesson, refusal
+from helpers import LESSONS, ROOT, load_lesson
 from torch.nn.functional import cross_entropy
 from torch.profiler import profile
 
@@ -26,20 +26,6 @@ def test_each_schedule_is_as_idle_as_the_formula_says(name):
             steps = [1 if what == "forward" else -1 for what, _ in row]
             most = parts if name == "GPipe" else min(parts, stages - stage)
             assert max(itertools.accumulate(steps)) == most
-
-
-@pytest.mark.parametrize(
-    ("arguments", "env", "says"),
-    [
-        (["--micro-batches", 5], {}, "the micro-batches must divide the batch evenly, up to 1280"),
-        (["--micro-batches", 0], {}, "batch size, micro-batches and steps must be at least 1"),
-        ([], {"RANK": "0", "WORLD_SIZE": "5"}, "at most 4 ranks: each needs a layer of its own"),
-    ],
-)
-def test_what_cannot_be_divided_is_refused(arguments, env, says):
-    status, output = refusal("20", *arguments, env=env)
-    assert status == 2
-    assert says in output
 
 
 @pytest.mark.parametrize(("dtype", "bytes_kept"), [(torch.bfloat16, 32), (torch.float32, 40)])

@@ -17,7 +17,7 @@ child = subprocess.Popen(["sleep", "600"], {options})
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 os.write(1, f"started {{child.pid}}\\n".encode())
 """
-PLACES = {"in its session": "process_group=0", "in another session": "start_new_session=True"}
+ELSEWHERE = "start_new_session=True"
 FAST = {"grace": 1, "settle": 1, "patience": 1}  # seconds, and no more on a busy machine
 
 
@@ -43,15 +43,14 @@ time.sleep(600)
 
 
 def test_at_a_time_limit_all_is_ended():
-    text = STUBBORN.format(options=PLACES["in another session"]) + "time.sleep(600)\n"
+    text = STUBBORN.format(options=ELSEWHERE) + "time.sleep(600)\n"
     job = processes.run([sys.executable, "-c", text], 5, **FAST)
     assert job.trouble == "stopped after 5 s, processes left: 1"
     assert not lives(*started(job))
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_what_a_command_leaves_behind_is_ended(place):
-    text = STUBBORN.format(options=PLACES[place])
+def test_what_a_command_leaves_behind_is_ended():
+    text = STUBBORN.format(options=ELSEWHERE)
     job = processes.run([sys.executable, "-c", text], 60, **FAST)
     (pid,) = started(job)
     assert job.trouble == "processes left: 1"
@@ -61,7 +60,7 @@ def test_what_a_command_leaves_behind_is_ended(place):
 
 def test_nobody_waits_for_a_pipe_that_cannot_be_closed(start):
     """A process without the mark, in another session, is not found. The launcher ends anyway."""
-    with start(STUBBORN.format(options="start_new_session=True, env={}"), "1") as job:
+    with start(STUBBORN.format(options=f"{ELSEWHERE}, env={{}}"), "1") as job:
         job.wait()
     (pid,) = started(job)
     assert lives(pid)
@@ -92,7 +91,7 @@ exit_with(main)
     ("name", "status"), [("INT", 130), ("HUP", 129), ("QUIT", 131), ("TERM", 143), ("KILL", -9)]
 )
 def test_whatever_ends_a_command_ends_what_it_waits_for(name, status):
-    stubborn = STUBBORN.format(options=PLACES["in another session"]) + "time.sleep(600)\n"
+    stubborn = STUBBORN.format(options=ELSEWHERE) + "time.sleep(600)\n"
     command = [sys.executable, "-c", WAITS, 1, stubborn]
     with processes.Job(command, 60, stderr=subprocess.STDOUT, **FAST) as job:
         next(job.lines())
