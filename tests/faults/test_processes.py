@@ -15,21 +15,7 @@ MEMORY = (
     "Often memory ran out: fewer processes, a smaller `--batch-size`, or with Slurm more memory, "
     "with `--mem` at `salloc`."
 )
-FIRST = "Look above for what this rank says itself."
 LONG = ("--epochs", 100)
-# What a rank of lessons 0 and 9 does first, and a line that makes rank 1 fail there.
-BEGIN = {
-    "0": "    value = torch.tensor(float(rank))\n",
-    "9": "    value = torch.tensor(float(rank), device=device)\n",
-}
-OUCH = '    if rank == 1:\n        raise ValueError("ouch")\n'
-
-
-def fails_on_rank_1(lesson_id, folder):
-    """Write a lesson in which rank 1 raises; return the file."""
-    return write_mutant(folder, lesson_id, (BEGIN[lesson_id], BEGIN[lesson_id] + OUCH))
-
-
 KILLED = r"^The first to fail: rank {} on .* ended with signal KILL\.$"
 
 
@@ -75,7 +61,9 @@ def test_a_rank_on_slurm_is_killed(slurm, tmp_path):
 
 
 def test_a_rank_of_day_1_raises_while_another_waits(tmp_path):
-    job = lesson("0", 2, cwd=tmp_path, file=fails_on_rank_1("0", tmp_path))
+    line = "    value = torch.tensor(float(rank))\n"
+    ouch = '    if rank == 1:\n        raise ValueError("ouch")\n'
+    job = lesson("0", 2, cwd=tmp_path, file=write_mutant(tmp_path, "0", (line, line + ouch)))
     fault = "an exception on rank 1, Day 1; rank 0 waits"
     do = "Above stands the rank, `-- Process 1 terminated`, and the line."
     output = job.check(fault, "^ValueError: ouch$", do, status=1)
@@ -92,13 +80,6 @@ def test_a_lesson_of_day_1_is_stopped(how, tmp_path):
         job.hit(how.removeprefix("kill -"))
     output = job.check(f"{how}, Day 1", None, "All ranks end with it.")
     assert "Traceback" not in output
-
-
-def test_a_rank_on_an_imitated_node_raises(tmp_path):
-    job = local("2", fails_on_rank_1("9", tmp_path), cwd=tmp_path)
-    fault = "an exception on rank 1, `--local`; rank 0 waits"
-    says = r"^The first to fail: rank 1 on imitated node 1 ended with exit status 1\.$"
-    assert "[rank1]: ValueError: ouch" in job.check(fault, says, FIRST)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +147,8 @@ def test_a_rank_runs_out_of_memory(tmp_path):
     size = int(Path(f"/proc/{rank}/statm").read_text().split()[0]) * resource.getpagesize()
     resource.prlimit(rank, resource.RLIMIT_AS, (size + 2**24, size + 2**24))
     says = r"^The first to fail: rank 1 on imitated node 1 ended with exit status 1\.$"
-    do = FIRST + " Then fewer processes, or a smaller `--batch-size`."
+    do = "Look above for what this rank says itself. Then fewer processes, or a smaller "
+    do += "`--batch-size`."
     output = job.check("rank 1 gets no more memory, `--local`", says, do)
     assert "can't allocate memory: you tried to allocate 64000000 bytes" in output
 
