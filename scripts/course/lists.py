@@ -36,7 +36,7 @@ def read_exercises():
     """Return the exercises: a list of the tables in exercises.toml.
 
     Each also gets id, lesson, file, from the root of the repository, processes, minutes, and kind:
-    fill in, find the fault, or capstone. A learner's own file may be missing, so the solution tells.
+    fill in, find the fault, or capstone. A learner's file may be missing, so the solution tells.
     """
     exercises = []
     for name, exercise in tomllib.loads((SCRIPTS / "exercises.toml").read_text()).items():
