@@ -29,8 +29,15 @@ RECORD = ROOT / "runs" / "exercises.json"
 
 
 def read_record():
-    """Return the record of the exercises, {} if nothing has been checked yet."""
-    return json.loads(RECORD.read_bytes()) if RECORD.exists() else {}
+    """Return the record of the exercises. If it is damaged, put it aside and say so."""
+    try:
+        return json.loads(RECORD.read_bytes())
+    except ValueError:
+        os.replace(RECORD, RECORD.with_suffix(".damaged"))
+        print(f"{RECORD} is damaged. It is now exercises.damaged, and a new list begins.")
+    except OSError:
+        pass  # nothing has been checked yet
+    return {}
 
 
 def remember(record, exercise, **what):
