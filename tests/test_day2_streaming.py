@@ -108,14 +108,6 @@ def test_what_is_wrong_with_pictures_is_said_in_a_line(tmp_path):
 # The stream
 
 
-def test_only_a_missing_file_is_to_be_made(tmp_path):
-    """One that is there may be somebody's data, whatever it holds."""
-    make = "Make it: python day2/create_mnist_h5.py"
-    missing = run_ranks(1, LESSON, "--file", tmp_path / "mnist.h5", cwd=tmp_path)[1]
-    assert missing.endswith(f". {make}\n")
-    assert make not in run_ranks(1, LESSON, "--file", LESSON, cwd=tmp_path)[1]
-
-
 def write_small(path, count, chunk_size):
     """Write images whose pixels all hold the image's own number."""
     images = torch.arange(count).to(torch.uint8)[:, None, None].expand(count, 28, 28)

@@ -69,6 +69,12 @@ def test_what_is_wrong_is_said_all_at_once(tmp_path):
     assert "\n=> not ready: 2 of " in output
 
 
+def test_a_busy_node_is_named(tmp_path):
+    env = plant(tmp_path, "os.getloadavg = lambda: (99.0, 0.0, 0.0)")
+    output = diagnose("--local", "2", cwd=tmp_path, env=env)[1]
+    assert re.search(r"^note CPUs: on .*imitated node 1 more than half of ", output, re.M)
+
+
 def test_a_wrong_interface_is_named_with_those_that_there_are(tmp_path):
     env = {"GLOO_SOCKET_IFNAME": "nosuch0"}
     status, output, problems = diagnose("--local", "2", cwd=tmp_path, env=env)
