@@ -20,7 +20,7 @@ from launcher import launch
 from torch.distributed.run import get_args_parser
 
 # What a reader has written, or a copy of a lesson.
-OWN = {"train.py", "hang.py", "runs/silent.py", "job.sh", "sweep.sh"}
+OWN = {"train.py", "hang.py", "runs/silent.py", "runs/all_threads.py", "job.sh", "sweep.sh"}
 FENCE = re.compile(r"^ *```(\w*)[^\n`]*\n(.*?)^ *```$", re.M | re.S)
 OURS = re.compile(r"(?:[A-Z_]+=\S+ )*(?:python |torchrun |\S*\.sh\b)")
 
