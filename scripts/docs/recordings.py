@@ -46,7 +46,7 @@ def write_record(kind, notes):
 
 def clean(text, folder):
     """Return a text without the names of this machine, of its nodes and of its folders."""
-    text = text.replace(str(folder), ".").replace(f"{ROOT}/", "")
+    text = text.replace(str(folder), ".").replace(f"{ROOT}/.venv/bin/", "").replace(f"{ROOT}/", "")
     text = re.sub(r"(?<![\w./:~-])/([\w.+-]+/)+", "", text)  # of every other path only the file
     for number, name in enumerate(nodes_of_allocation(), 1):
         text = re.sub(rf"\b{re.escape(name)}\b(\.[\w-]+)*", f"node{number}", text)  # and domain
