@@ -1,4 +1,4 @@
-"""Write movie ratings into many files, called shards, for lesson 14 to stream from.
+"""Write movie ratings into many files, called shards, for lesson 19 to stream from.
 
 Builds on: create_mnist_h5.py
 New here:  shard, shuffling more than memory holds
@@ -46,7 +46,7 @@ def write(folder, parts, args):
         ratings = np.fromfile(dealt, COLUMNS)
         np.save(dealt, random.permutation(ratings))  # to 0000.npy and so on
         dealt.unlink()
-    # Lesson 14 has a row for each number. They begin at 1, so row 0 stays unused.
+    # Lesson 19 has a row for each number. They begin at 1, so row 0 stays unused.
     sizes["users"] = len(known["userId"]) + 1
     sizes["movies"] = len(known["movieId"]) + 1
     for name, numbers in known.items():

@@ -1,4 +1,4 @@
-"""Count what lesson 19's transformer gives to all_reduce, on ranks that you don't have.
+"""Count what lesson 16's transformer gives to all_reduce, on ranks that you don't have.
 
 Usage: scripts/count_messages.py 128x8 [--width 4096] [--layers 32] [--characters 4096]
 
@@ -18,11 +18,11 @@ from course.lists import load
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-LESSON = load("day2/19_transformer_tensor_parallel.py")
+LESSON = load("day2/16_transformer_tensor_parallel.py")
 
 
 def count(data, tensor):
-    """Return what by_formula in lesson 19 returns, counted in one step of a model in parts."""
+    """Return what by_formula in lesson 16 returns, counted in one step of a model in parts."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=data * tensor)
     mesh = init_device_mesh("cpu", (data, tensor), mesh_dim_names=("data", "tensor"))
     with torch.device("meta"):

@@ -6,7 +6,7 @@ from helpers import LESSONS, ROOT, once, output_of, proves
 from ranks import run_ranks
 
 FEW = "--epochs 1 --max-steps 20"
-# The proof line still says ok. {folder} is where the data of lesson 11 or 14 is, or will be.
+# The proof line still says ok. {folder} is where the data of lesson 11 or 19 is, or will be.
 SHORT = {
     "0": "",
     "1": "",

@@ -1,4 +1,4 @@
-"""Lessons 15, 17, 19: what a library does is what is done by hand, or by DDP."""
+"""Lessons 20, 15, 16: what a library does is what is done by hand, or by DDP."""
 
 import re
 import sys
@@ -12,15 +12,15 @@ LESSON_17 = ROOT / LESSONS["17"]["file"]
 
 
 @pytest.mark.full
-def test_accelerate_launch_starts_lesson_15_too(tmp_path):
-    lesson_15 = str(ROOT / LESSONS["15"]["file"])
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", lesson_15]
+def test_accelerate_launch_starts_lesson_20_too(tmp_path):
+    lesson_20 = str(ROOT / LESSONS["15"]["file"])
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", lesson_20]
     output = output_of(run(launch, 200, tmp_path, None))
     assert "ranks: 1, device: cpu" in output
     assert proves(output), output
 
 
-# Lesson 17: FSDP2
+# Lesson 15: FSDP2
 
 
 P = 220_544 * 4 / 1e6  # MB of Net's parameters; 0.2163 are a layer and places
@@ -51,7 +51,7 @@ def test_what_a_rank_holds_and_sends_is_what_the_formulas_say(nodes, tmp_path):
     assert float(losses[0]) < 1.4  # 2.35 if one knows only how frequent each character is
 
 
-# Lesson 19: tensor parallel
+# Lesson 16: tensor parallel
 
 
 @pytest.mark.full
@@ -63,7 +63,7 @@ def test_every_mesh_has_the_losses_of_one_process(ranks, tensor, tmp_path):
     assert proves(output), output
 
 
-# Trains lesson 19's model alone, then with the lines of its page: fully_shard over a data group,
+# Trains lesson 16's model alone, then with the lines of its page: fully_shard over a data group,
 # parallelize_module over a tensor group. The arguments are the folder scripts, and these lines.
 BOX = """
 import sys
@@ -76,7 +76,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils.data import DataLoader, DistributedSampler
 sys.path.insert(0, sys.argv[1])
 from course.lists import load
-lesson = load("day2/19_transformer_tensor_parallel.py")
+lesson = load("day2/16_transformer_tensor_parallel.py")
 dist.init_process_group("gloo")
 device = torch.device("cpu")
 make_mesh = lesson.make_mesh
@@ -107,7 +107,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.skipif(torch.__version__ < (2, 8), reason="this torch cannot shard on CPUs")
-def test_the_box_of_lesson_19_has_the_losses_of_one_process(tmp_path):
+def test_the_box_of_lesson_16_has_the_losses_of_one_process(tmp_path):
     page = (ROOT / LESSONS["19"]["file"]).with_suffix(".md").read_text()
     box = re.search(r"\n## In your own script\n.*?```python\n(.*?)```", page, re.S)[1]
     file = tmp_path / "box.py"

@@ -1,4 +1,4 @@
-"""What the network costs: lesson 16 sends less, 18 predicts what a step takes."""
+"""What the network costs: lesson 14 sends less, 18 predicts what a step takes."""
 
 import re
 import sys
@@ -36,7 +36,7 @@ def on_a_link(slurm, tmp_path):
 
 
 @FULL
-def test_lesson_16_is_faster_on_a_slow_link_with_less_to_send(on_a_link):
+def test_lesson_14_is_faster_on_a_slow_link_with_less_to_send(on_a_link):
     rows = table(on_a_link("100mbit", 1, "16", *SHORT["16"].split()))
     assert_given(rows)
     # Two ranks in a ring send 2 (n - 1) / n = 1 times what they are given; besides, headers and
@@ -62,7 +62,7 @@ def test_lesson_18_says_that_a_slow_link_is_not_worth_it(on_a_link):
     assert "worth it up to 1 node" in proof_of(output)
 
 
-# Lesson 16: bytes given and sent
+# Lesson 14: bytes given and sent
 
 # How often each sends all parameters in 20 steps: after its period, and at the end.
 MEANS = {"local SGD 8": 3, "local SGD 32": 1, "DiLoCo 32": 1}

@@ -1,4 +1,4 @@
-"""Lesson 20: its schedules by their formulas, and CHOOSE.md's for what a layer and a loss keep."""
+"""Lesson 17: its schedules by their formulas, and CHOOSE.md's for what a layer and a loss keep."""
 
 import itertools
 import json

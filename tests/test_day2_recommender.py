@@ -1,4 +1,4 @@
-"""Ratings in many files, and lesson 14: the same model however many ranks share them."""
+"""Ratings in many files, and lesson 19: the same model however many ranks share them."""
 
 import argparse
 import re
@@ -114,7 +114,7 @@ def alone(ratings, tmp_path_factory):
         output = output_of(run_ranks(1, LESSON, *options(ratings), cwd=folder))
         return output, losses(folder / "runs" / LESSON.stem)
 
-    return once(tmp_path_factory, "lesson_14_alone", run)
+    return once(tmp_path_factory, "lesson_19_alone", run)
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=FULL), 3, pytest.param(4, marks=FULL)])

@@ -26,7 +26,7 @@ WRAP = "ddp_model = DistributedDataParallel(model)"
 NO_SUM = Mutant(SUM, "", r"every rank holds 0, 1; the sum 0\+1 is 1: WRONG")
 APART = r"losses within \de(-0[1-4]|\+\d\d) of {} \(limit 1e-05\)"
 FROM_ONE = APART.format("one process")
-# Lesson 17: a part, a layer and places would be 0.657 MB.
+# Lesson 15: a part, a layer and places would be 0.657 MB.
 AT_MOST_ALL = r"parameters at most 1\.\d+ MB \(limit 0\.657\): WRONG"
 FROM_MEMORY = APART.format("those from memory")
 HELD = r"idle \d+\.\d% of slots, at most {} micro-batches held, .*, NOT as the formulas say: WRONG$"

@@ -1,4 +1,4 @@
-"""Figures of lessons 12 to 15: jobs that restart, and other kinds of training."""
+"""Figures of lessons 12 to 20: jobs that restart, and other kinds of training."""
 
 from drawing import (
     ALARM,
@@ -169,7 +169,7 @@ def shards():
 
 
 def recommender():
-    """Lesson 14: of a table's gradient only the rows that a batch has used are sent."""
+    """Lesson 19: of a table's gradient only the rows that a batch has used are sent."""
     axes = sheet(5.9)
     touched = [[2, 5, 7], [5, 9, 1]]  # the users in each rank's batch
     for rank, left in ((0, 0.1), (1, 5.6)):
@@ -208,7 +208,7 @@ def recommender():
 
 
 def accelerate():
-    """What lesson 15 writes by hand and as calls of Accelerate, side by side."""
+    """What lesson 20 writes by hand and as calls of Accelerate, side by side."""
     rows = [
         (["init_process_group()"], ["Accelerator()"]),
         (

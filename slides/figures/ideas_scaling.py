@@ -1,4 +1,4 @@
-"""Figures of lessons 16 to 19: slow networks, and models that do not fit."""
+"""Figures of lessons 14 to 16: slow networks, and models that do not fit."""
 
 # ruff: noqa: RUF001 (a figure may say × and −)
 from drawing import (
@@ -27,7 +27,7 @@ from matplotlib.patches import Rectangle
 
 def powersgd():
     """PowerSGD: two thin matrices are sent in place of a gradient; the error is kept."""
-    n, m, r = 1536, 512, 8  # lesson 16's layer fc1 and its MATRIX_RANK
+    n, m, r = 1536, 512, 8  # lesson 14's layer fc1 and its MATRIX_RANK
     axes = sheet(5.7)
     box(axes, 0.6, 3.15, 2.3, 1.75, "M", COMPUTE, size=26)
     say(axes, 1.75, 5.3, f"the gradient of a layer\n{n} × {m} = {n * m:,}", SMALL)
@@ -112,7 +112,7 @@ def sharded():
 
 
 def fsdp_time():
-    """One rank of lesson 17 over the time: what it gathers, computes, frees and sends."""
+    """One rank of lesson 15 over the time: what it gathers, computes, frees and sends."""
     axes = sheet(5.6)
     slot, left = 0.945, 1.08
 
@@ -254,12 +254,12 @@ def parallelism():
     answers = [
         (5.0, "fast enough: one GPU", PALE),
         (4.32, "too slow: DDP (lesson 6)", DONE),
-        (3.56, "and slow link: lesson 16", DONE),
+        (3.56, "and slow link: lesson 14", DONE),
         (2.9, "8 + 8 / N fit: ZeRO-1", DONE),
-        (2.27, "16 / N fit: FSDP (lesson 17)", DONE),
-        (1.64, "layer: tensor (lesson 19)", YELLOW),
-        (1.02, "link: pipeline (lesson 20)", YELLOW),
-        (0.4, "text: ring (exercise 17.4)", YELLOW),
+        (2.27, "16 / N fit: FSDP (lesson 15)", DONE),
+        (1.64, "layer: tensor (lesson 16)", YELLOW),
+        (1.02, "link: pipeline (lesson 17)", YELLOW),
+        (0.4, "text: ring (exercise 15.4)", YELLOW),
     ]
     for y, words in questions:
         box(axes, 0.1, y, 3.2, 1.2 if words.count("\n") > 1 else 0.95, words, COMPUTE, size=SMALL)

@@ -1,4 +1,4 @@
-"""Charts of lessons 16 to 20."""
+"""Charts of lessons 14 to 17."""
 
 import itertools
 
@@ -25,7 +25,7 @@ from sources import take_nodes, take_shares, take_slots, take_ways
 
 
 def sharded_measured():
-    """What lesson 17 counted: MB that a rank holds, one process and N ranks with FSDP."""
+    """What lesson 15 counted: MB that a rank holds, one process and N ranks with FSDP."""
     data = take_shares()
     axes = plot(4.0)
     axes.set_position((0.2, 0.19, 0.77, 0.66))
@@ -49,7 +49,7 @@ def sharded_measured():
     axes.set_xlim(0, 4.6)
     axes.set_xticks(range(5))
     axes.set_ylim(-0.5, len(data) - 0.5)
-    axes.set_xlabel("MB per rank, lesson 17's model", size=SIZE)
+    axes.set_xlabel("MB per rank, lesson 15's model", size=SIZE)
     axes.legend(
         fontsize=SMALL, frameon=False, ncols=4, loc="lower left", bbox_to_anchor=(-0.27, 1.0),
         handlelength=1, columnspacing=1, handletextpad=0.4,
@@ -58,7 +58,7 @@ def sharded_measured():
 
 
 def slow_link():
-    """What lesson 16 measured on slow links: how much of a step is sending, at the least."""
+    """What lesson 14 measured on slow links: how much of a step is sending, at the least."""
     data = take_ways()
     del data["local SGD 32"]  # hardly anything
     figure = Figure(figsize=(WIDTH, 5.3))
@@ -126,7 +126,7 @@ def second_node():
 
 
 def pipeline():
-    """What lesson 20's stages did in a step: the slots of GPipe and of 1F1B, from its output."""
+    """What lesson 17's stages did in a step: the slots of GPipe and of 1F1B, from its output."""
     axes = sheet(5.3)
     colors = {"F": COMPUTE, "B": SEND, ".": PALE}
     for top, (name, idle, held, rows) in zip((5.0, 2.6), take_slots()):

@@ -95,12 +95,12 @@ def test_lesson_11_refuses_fewer_labels_than_images(tmp_path):
     refused("lesson 11: fewer labels than images", says, do, "11", "--file", path, env=ALONE)
 
 
-def test_lesson_14_refuses_a_folder_that_lacks_a_file(tmp_path, tmp_path_factory):
+def test_lesson_19_refuses_a_folder_that_lacks_a_file(tmp_path, tmp_path_factory):
     copy_tree(written_by("create_ratings", tmp_path_factory) / "ratings", tmp_path / "ratings")
     (tmp_path / "ratings" / "0003.npy").unlink()
     says = r"\S+ has 11 of its 12 files\. Copy it again$"
     folder = ("--folder", tmp_path / "ratings")
-    refused("lesson 14: a file is missing", says, COPY, "14", *folder, env=ALONE)
+    refused("lesson 19: a file is missing", says, COPY, "14", *folder, env=ALONE)
 
 
 def write_copies(folder, lesson_id, tmp_path_factory):

@@ -50,10 +50,10 @@ def test_rank_0_alone_calls_a_sharded_model(tmp_path):
     assert "=> " not in output
 
 
-def test_three_ranks_cannot_share_lesson_17(tmp_path):
+def test_three_ranks_cannot_share_lesson_15(tmp_path):
     says = r"17_\S+: error: 3 ranks cannot share 32 pieces of text and 64 rows evenly$"
     env = ALONE | {"WORLD_SIZE": "3"}
-    refused("lesson 17: 3 ranks", says, "1, 2 or 4 ranks.", "17", env=env)
+    refused("lesson 15: 3 ranks", says, "1, 2 or 4 ranks.", "17", env=env)
 
 
 @pytest.mark.parametrize("ranks", ["1", "8"])

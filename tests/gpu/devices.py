@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from launcher.gpus import own_gpu_only  # noqa: E402
 
 LESSON = "day2/10_mnist_ddp_pt_multinode.py"  # choose_device is the same in all
-LESSON_15 = "day2/15_linear_accelerate.py"
+LESSON_15 = "day2/20_linear_accelerate.py"
 TABLE = re.compile(r"(?<=\n)\| what is there .*\n\| --- .*\n((?:\| .*\n)+)")
 FOUR = {"STANDIN_GPUS": "4"}
 TASK = FOUR | {"SLURM_GPUS_ON_NODE": "4"}

@@ -39,7 +39,7 @@ def test_the_lessons_choose_what_the_table_of_a_page_says(page):
     answers = python(FOLDER / "devices.py", page, STANDIN_GPUS="4")
     assert answers in (ROOT / page).read_text()
     for line in answers.splitlines():
-        there, ranks, _, device, gpus, backend, *lesson_15 = line[1:-1].split("|")
+        there, ranks, _, device, gpus, backend, *lesson_20 = line[1:-1].split("|")
         own = len(set(gpus.split())) == int(ranks)
         if backend.strip() in ("nccl", "xccl"):
             assert own, line  # neither takes two ranks on one GPU
@@ -47,8 +47,8 @@ def test_the_lessons_choose_what_the_table_of_a_page_says(page):
             assert backend.strip() == "xccl", line  # gloo cannot carry its tensors
         if there.strip() in ("1 GPU", "4 GPUs", "8 GPUs") and own:
             assert backend.strip() == "nccl", line
-        if lesson_15:
-            assert ("CPU" in lesson_15[0]) == (backend.strip() == "gloo"), line
+        if lesson_20:
+            assert ("CPU" in lesson_20[0]) == (backend.strip() == "gloo"), line
 
 
 # In place of a GPU for each rank, of which its process sees no other: NCCL's barrier would take
@@ -66,7 +66,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def test_lesson_15_ends_where_each_rank_sees_one_gpu(tmp_path):
+def test_lesson_20_ends_where_each_rank_sees_one_gpu(tmp_path):
     wrapper = tmp_path / "run.py"
     wrapper.write_text(ONE_VISIBLE)
     file = ROOT / LESSONS["15"]["file"]

@@ -1,14 +1,183 @@
 """What the check of each exercise of lesson 15 does."""
 
+import math
+import time
+import weakref
+from unittest import mock
+
 import torch
-from accelerate import Accelerator
-from torch.utils.data import TensorDataset
+import torch.distributed as dist
+from exercises.common import flat, shared_folder, train_alone
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 def check_15_1(exercise, rank, world_size, report):
-    """The learning rates of train() with Accelerate, step by step."""
-    x = torch.linspace(-1, 1, 80).unsqueeze(1)
-    rates = exercise.train(Accelerator(cpu=True), TensorDataset(x, 2 * x))
-    steps = 20 // world_size
-    report(len(rates) == steps, f"{len(rates)} steps (right: {steps})")
-    report.numbers("learning rates", rates, [0.1 - 0.09 * step / steps for step in range(steps)])
+    """How many numbers a rank keeps of the sharded model, and the loss."""
+    model, _, losses = exercise.train(50)
+    numbers = sum(parameter.to_local().numel() for parameter in model.parameters())
+    report(numbers < 193, f"keeps {numbers} of the model's 193 numbers (limit 192)")
+    first, last = losses[0], losses[-1]
+    text = f"loss {first:.2g} in step 0, {last:.2g} in step 49"
+    report(last < first / 4, f"{text} (limit {first / 4:.2g})")
+
+
+def check_15_2(exercise, rank, world_size, report):
+    """How many numbers Net keeps for backward, and whether its gradients are right."""
+    torch.manual_seed(0)
+    model, x = exercise.Net(), torch.randn(256, 32)
+    numbers = exercise.kept(model, x)
+    mine = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    nn.Sequential(*model.layers)(x).square().mean().backward()
+    right = [parameter.grad for parameter in model.parameters()]
+    same = all(a is not None and torch.allclose(a, b) for a, b in zip(mine, right))
+    into = 8 * 256 * 32  # what goes into the layers
+    text = f"numbers that are kept for backward: {numbers:,}"
+    report(numbers == into, f"{text} (right: {into:,})")
+    text = f"the gradients are {'the same' if same else 'different'}"
+    report(same, f"{text} (right: the same as when all is kept)")
+
+
+def check_15_3(exercise, rank, world_size, report):
+    """How many of Adam's numbers a rank keeps, and its parameters after 20 steps."""
+    model, optimizer = exercise.train(20)
+    numbers = exercise.states(optimizer.inner)
+    most = 2 * math.ceil(193 / world_size)  # two averages of the longest part
+    report(numbers <= most, f"keeps {numbers} of the 386 numbers of Adam's states (limit {most})")
+    # One process with all points and the whole of Adam.
+    torch.manual_seed(0)
+    alone = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 1))
+    x = torch.linspace(-2, 2, 32)[:, None]
+    train_alone(alone, torch.optim.Adam(alone.parameters(), lr=0.01), [(x, x.sin())] * 20)
+    report.numbers("parameters after 20 steps:", flat(model), flat(alone))
+
+
+def most_pieces_held(function, query, key, value, pieces):
+    """Call the function. Return its result, and how many of the pieces it held at a time."""
+    marks = [piece[0, 0].item() for piece in pieces]  # all of them are different
+    alive = [weakref.ref(key)]
+    counts = []
+
+    class Watch(TorchDispatchMode):
+        """After each operation, see which pieces are in the tensors that exist."""
+
+        def __torch_dispatch__(self, operation, types, arguments=(), options=None):
+            result = operation(*arguments, **(options or {}))
+            if "empty" in str(operation):  # its memory holds earlier tensors
+                result.zero_()
+            alive.extend(weakref.ref(x) for x in tree_leaves(result) if torch.is_tensor(x))
+            tensors = [ref() for ref in alive if ref() is not None]
+            numbers = {x for tensor in tensors for x in tensor.flatten().tolist()}
+            counts.append(sum(mark in numbers for mark in marks))
+            alive[:] = map(weakref.ref, tensors)
+            return result
+
+    with Watch():
+        result = function(query, key, value)
+    return result, max(counts, default=1)
+
+
+def check_15_4(exercise, rank, world_size, report):
+    """What ring_attention() returns, and how many pieces of the keys a rank holds."""
+    text = exercise.make_text(8 * world_size)
+    most = 0
+    for scores, larger in (("small", 1), ("large", 50)):  # above 100: their exp is infinite
+        query, key, value = [text[0] * larger, *text[1:]]
+        whole = (query @ key.T / query.shape[1] ** 0.5).softmax(1) @ value
+        mine = [tensor.chunk(world_size)[rank].clone() for tensor in (query, key, value)]
+        result, held = most_pieces_held(exercise.ring_attention, *mine, key.chunk(world_size))
+        right = whole.chunk(world_size)[rank]
+        report.numbers(f"{scores} scores:", result.flatten().tolist(), right.flatten().tolist())
+        most = max(most, held)
+    text = f"pieces of the keys, of {world_size}, that it holds at a time: {most}"
+    report(most < world_size, f"{text} (limit {world_size - 1})")
+
+
+def check_15_5(exercise, rank, world_size, report):
+    """The answers that each token gets, and the tokens that each expert sees."""
+    torch.manual_seed(rank)
+    tokens = torch.randn(3 + rank, exercise.WIDTH)  # not the same number on all ranks
+    # Nobody asks the last expert, many ask expert 0.
+    choice = torch.randint(world_size - 1, (len(tokens),)) * torch.randint(2, (len(tokens),))
+    arrived = []
+
+    def expert(x, number=rank):
+        arrived.append(len(x))
+        return x.cumsum(1) * (number + 1)
+
+    with torch.no_grad():
+        result, load = exercise.ask_experts(tokens, choice, expert)
+    right = torch.stack([(e + 1) * x.cumsum(0) for e, x in zip(choice, tokens)])
+    report.numbers("answers:", result.flatten().tolist(), right.flatten().tolist())
+    return choice.tolist(), sum(arrived), load
+
+
+def compare_15_5(seen, report):
+    for rank, (_, arrived, load) in enumerate(seen):
+        wanted = sum(choice.count(rank) for choice, *_ in seen)
+        text = f"rank {rank}: its expert gets {arrived} tokens, the load is {load}"
+        report(arrived == load == wanted, f"{text} (right: {wanted})")
+
+
+def check_15_6(exercise, rank, world_size, report):
+    """Which parts of a checkpoint exist at each moment, and what load reads."""
+    from torch.distributed.checkpoint import FileSystemWriter
+
+    write = FileSystemWriter.write_data
+
+    def slowly(*arguments):
+        time.sleep(1)
+        return write(*arguments)
+
+    folder = shared_folder(rank)
+    latest = folder / "latest"
+    torch.manual_seed(0)
+    model = exercise.shard()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    group = dist.new_group(backend="gloo")
+    with mock.patch.object(FileSystemWriter, "write_data", slowly):
+        for step in (1, 2):
+            exercise.train_step(model, optimizer)
+            saved = [x.to_local().clone() for x in model.parameters()]
+            saving = exercise.begin(model, optimizer, folder / f"step-{step}", group)
+            waits = (folder / f"step-{step}" / ".metadata").exists()
+            before = latest.read_text() if latest.exists() else None
+            exercise.train_step(model, optimizer)
+            exercise.finish(saving, folder / f"step-{step}")
+            dist.barrier()
+    after = latest.read_text() if latest.exists() else None
+    folders = sorted(path.name for path in folder.glob("step-*"))
+    same = after is not None
+    if same:
+        loaded = exercise.load(folder)[0].parameters()
+        same = all(torch.equal(x.to_local(), y) for x, y in zip(loaded, saved))
+    what = "waits until step-2 is written" if waits else "continues meanwhile"
+    report(not waits, f"training {what} (right: it continues)")
+    text = f"latest is {before} before step-2 is complete, then {after}"
+    report((before, after) == ("step-1", "step-2"), f"{text} (right: step-1, then step-2)")
+    report(folders == ["step-2"], f"folders: {', '.join(folders)} (right: step-2)")
+    text = f"what is loaded is {'' if same else 'not '}what was saved"
+    report(same, f"{text} (right: as it was when begin was called)")
+
+
+def check_15_7(exercise, rank, world_size, report):
+    """What each rank holds of the model, and whether it is trained as a whole one."""
+    model, losses = exercise.train(50)
+    numbers = [x for parameter in model.parameters() for x in parameter.to_local().flatten()]
+    report(len(numbers) == 129, f"holds {len(numbers)} of the model's 258 numbers (right: 129)")
+    first, last = losses[0], losses[-1]
+    text = f"loss {first:.4f} in step 0, {last:.4f} in step 49"
+    report(last < 0.5 * first, f"{text} (limit {0.5 * first:.4f})")
+    return [x.item() for x in numbers]
+
+
+def compare_15_7(seen, report):
+    for node in (0, 1):
+        differ = seen[2 * node] != seen[2 * node + 1]
+        text = f"node {node}: its ranks hold {'different' if differ else 'the same'} numbers"
+        report(differ, f"{text} (right: different)")
+    same = seen[0] == seen[2] and seen[1] == seen[3]
+    text = f"the nodes hold {'the same' if same else 'different'} numbers"
+    report(same, f"{text} (right: the same)")

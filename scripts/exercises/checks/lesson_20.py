@@ -1,48 +1,14 @@
 """What the check of each exercise of lesson 20 does."""
 
-from itertools import accumulate
-
 import torch
-from exercises.common import flat, train_alone
+from accelerate import Accelerator
+from torch.utils.data import TensorDataset
 
 
 def check_20_1(exercise, rank, world_size, report):
-    """Gradients with several micro-batches and with one; and where train() ends."""
-    x = torch.linspace(-1, 1, 256).reshape(64, 4)
-    y = x.sum(dim=1, keepdim=True)
-    gradients = {}
-    for micro_batches in (1, 2, 8):
-        stage = exercise.build_stage(rank)
-        exercise.step(stage, x, y, micro_batches)
-        parts = [parameter.grad.flatten() for parameter in stage.parameters()]
-        gradients[micro_batches] = torch.cat(parts).tolist()
-    losses = exercise.train(8, 50)
-    for number in (2, 8):
-        text = f"gradients with {number} micro-batches:"
-        report.numbers(text, gradients[number], gradients[1])
-    text = f"loss {losses[0]:.2g} in step 0, {losses[-1]:.2g} in step 49"
-    report(losses[-1] < losses[0] / 10, f"{text} (limit {losses[0] / 10:.2g})")
-
-
-def check_20_2(exercise, rank, world_size, report):
-    """Losses and weights beside one process, and the micro-batches that are held."""
-    x = torch.linspace(-1, 1, 1024).reshape(64, 16)
-    y = x.flip(0)
-    whole = torch.nn.Sequential(*(exercise.build_stage(stage) for stage in range(world_size)))
-    right = train_alone(whole, torch.optim.SGD(whole.parameters(), lr=0.5), [(x, y)] * 10)
-    passes = []  # 1: forward, -1: backward
-
-    def note(stage, inputs, output):
-        if output.requires_grad:
-            passes.append(1)
-            output.register_hook(lambda gradient: passes.append(-1))
-
-    stage = exercise.build_stage(rank)
-    stage.register_forward_hook(note)
-    losses = exercise.train(stage, x, y, 10)
-    if rank == world_size - 1:  # the others know none
-        report.numbers("losses:", losses, right)
-    report.numbers("weights:", flat(stage), flat(whole[rank]))
-    # The last step only: before the first one, the library may try a stage out.
-    most = max(accumulate(passes[-16:]), default=0)
-    report.equal("micro-batches held at most:", most, world_size - rank)
+    """The learning rates of train() with Accelerate, step by step."""
+    x = torch.linspace(-1, 1, 80).unsqueeze(1)
+    rates = exercise.train(Accelerator(cpu=True), TensorDataset(x, 2 * x))
+    steps = 20 // world_size
+    report(len(rates) == steps, f"{len(rates)} steps (right: {steps})")
+    report.numbers("learning rates", rates, [0.1 - 0.09 * step / steps for step in range(steps)])
