@@ -25,16 +25,16 @@ SHORT = {
     "12": "--images 1280 --batch-size 32 --save-every 4 --crash-at-step 6",
     "13": "2 1 --max-steps 6 --log-every 3",
     "create_ratings": "--force --folder {folder}/ratings --copies 3 --files 12",
-    "14": "--folder {folder}/ratings --epochs 1 --batch-size 504 --lr 0.03",
-    "15": "",
-    "16": "--max-steps 20 --batch-size 16",
-    "17": "--max-steps 12",
+    "19": "--folder {folder}/ratings --epochs 1 --batch-size 504 --lr 0.03",
+    "20": "",
+    "14": "--max-steps 20 --batch-size 16",
+    "15": "--max-steps 12",
     "18": "",
-    "19": "--max-steps 4",
-    "20": "--max-steps 3",
+    "16": "--max-steps 4",
+    "17": "--max-steps 3",
 }
 ONE_PROCESS = ("2", "create_mnist_h5", "create_ratings")
-READS = {"11": "create_mnist_h5", "14": "create_ratings"}  # what another lesson has written
+READS = {"11": "create_mnist_h5", "19": "create_ratings"}  # what another lesson has written
 
 
 def written_by(lesson_id, tmp_path_factory):

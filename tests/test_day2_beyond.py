@@ -8,12 +8,12 @@ import torch
 from helpers import LESSONS, ROOT, launch, output_of, proves, run
 from ranks import run_ranks, skip_what_cannot_run
 
-LESSON_17 = ROOT / LESSONS["17"]["file"]
+LESSON_15 = ROOT / LESSONS["15"]["file"]
 
 
 @pytest.mark.full
 def test_accelerate_launch_starts_lesson_20_too(tmp_path):
-    lesson_20 = str(ROOT / LESSONS["15"]["file"])
+    lesson_20 = str(ROOT / LESSONS["20"]["file"])
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", lesson_20]
     output = output_of(run(launch, 200, tmp_path, None))
     assert "ranks: 1, device: cpu" in output
@@ -31,7 +31,7 @@ RUNS = ["by hand", "fully_shard", "one process"]
     "nodes", ["1x1", "1x2", "2x1", pytest.param("2x2", marks=pytest.mark.full)]
 )
 def test_what_a_rank_holds_and_sends_is_what_the_formulas_say(nodes, tmp_path):
-    how = ("--local", nodes, LESSON_17, "--max-steps", 12)
+    how = ("--local", nodes, LESSON_15, "--max-steps", 12)
     status, output = launch(*how, cwd=tmp_path)
     skip_what_cannot_run(status, output)
     assert status == 0, output
@@ -58,7 +58,7 @@ def test_what_a_rank_holds_and_sends_is_what_the_formulas_say(nodes, tmp_path):
 @pytest.mark.parametrize(("ranks", "tensor"), [(4, 4), (4, 1), (2, 2), (2, 1)])
 def test_every_mesh_has_the_losses_of_one_process(ranks, tensor, tmp_path):
     options = ["--tensor", tensor, "--max-steps", 20]
-    output = output_of(run_ranks(ranks, ROOT / LESSONS["19"]["file"], *options, cwd=tmp_path))
+    output = output_of(run_ranks(ranks, ROOT / LESSONS["16"]["file"], *options, cwd=tmp_path))
     assert f"\n=> mesh {ranks // tensor} x {tensor}: " in output
     assert proves(output), output
 
@@ -108,7 +108,7 @@ dist.destroy_process_group()
 
 @pytest.mark.skipif(torch.__version__ < (2, 8), reason="this torch cannot shard on CPUs")
 def test_the_box_of_lesson_16_has_the_losses_of_one_process(tmp_path):
-    page = (ROOT / LESSONS["19"]["file"]).with_suffix(".md").read_text()
+    page = (ROOT / LESSONS["16"]["file"]).with_suffix(".md").read_text()
     box = re.search(r"\n## In your own script\n.*?```python\n(.*?)```", page, re.S)[1]
     file = tmp_path / "box.py"
     file.write_text(BOX)

@@ -10,7 +10,7 @@ from ranks import run_ranks
 from short import SHORT
 
 FULL = pytest.mark.full
-LESSON_16 = ROOT / LESSONS["16"]["file"]
+LESSON_14 = ROOT / LESSONS["14"]["file"]
 PREDICT_STEP = load(ROOT / "scripts" / "predict_step.py")
 
 
@@ -37,7 +37,7 @@ def on_a_link(slurm, tmp_path):
 
 @FULL
 def test_lesson_14_is_faster_on_a_slow_link_with_less_to_send(on_a_link):
-    rows = table(on_a_link("100mbit", 1, "16", *SHORT["16"].split()))
+    rows = table(on_a_link("100mbit", 1, "14", *SHORT["14"].split()))
     assert_given(rows)
     # Two ranks in a ring send 2 (n - 1) / n = 1 times what they are given; besides, headers and
     # what was lost on the way and sent again.
@@ -96,7 +96,7 @@ def assert_given(rows):
 
 
 def test_each_way_sends_what_it_should_and_averages_like_ddp(tmp_path):
-    output = output_of(run_ranks(3, LESSON_16, *SHORT["16"].split(), cwd=tmp_path))
+    output = output_of(run_ranks(3, LESSON_14, *SHORT["14"].split(), cwd=tmp_path))
     assert proves(output), output
     rows = table(output)
     assert_given(rows)
@@ -106,7 +106,7 @@ def test_each_way_sends_what_it_should_and_averages_like_ddp(tmp_path):
 
 def test_the_outer_step_is_that_of_diloco(monkeypatch):
     """Nesterov momentum on the way to the mean, by the formula; here one rank is the mean."""
-    lesson = load_lesson("16")
+    lesson = load_lesson("14")
     monkeypatch.setattr(lesson.dist, "all_reduce", lambda tensor: None)
     monkeypatch.setattr(lesson.dist, "get_world_size", lambda: 1)
     model = torch.nn.Linear(1, 1, bias=False)

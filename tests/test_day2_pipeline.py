@@ -9,13 +9,13 @@ from helpers import LESSONS, ROOT, load_lesson
 from torch.nn.functional import cross_entropy
 from torch.profiler import profile
 
-LESSON = ROOT / LESSONS["20"]["file"]
+LESSON = ROOT / LESSONS["17"]["file"]
 CHOOSE = (ROOT / "day2" / "CHOOSE.md").read_text()
 
 
 @pytest.mark.parametrize("name", ["GPipe", "1F1B"])
 def test_each_schedule_is_as_idle_as_the_formula_says(name):
-    lesson = load_lesson("20")
+    lesson = load_lesson("17")
     for stages, parts in itertools.product(range(1, 6), range(1, 10)):
         todo = [lesson.SCHEDULES[name](stage, stages, parts) for stage in range(stages)]
         table = lesson.slots([[(*one, []) for one in row] for row in todo])
@@ -30,7 +30,7 @@ def test_each_schedule_is_as_idle_as_the_formula_says(name):
 
 @pytest.mark.parametrize(("dtype", "bytes_kept"), [(torch.bfloat16, 32), (torch.float32, 40)])
 def test_a_layer_keeps_for_backward_what_choose_says(dtype, bytes_kept):
-    lesson = load_lesson("20")
+    lesson = load_lesson("17")
     layer = lesson.Layer().to(dtype)
 
     def kept(texts):

@@ -23,7 +23,7 @@ from short import written_by
 from torch.utils.data import DataLoader
 
 FULL = pytest.mark.full
-LESSON = ROOT / LESSONS["14"]["file"]
+LESSON = ROOT / LESSONS["19"]["file"]
 BATCH = 2016  # 168 ratings of each of 12 files in a step, on 1, 2, 3 or 4 ranks
 
 
@@ -148,7 +148,7 @@ def test_ranks_share_the_files_and_all_have_as_many_batches(monkeypatch, tmp_pat
     counts = [length * 9 // 10 for length in lengths]
     begins = np.cumsum([0, *lengths])
     held_out = {x for b, n in zip(begins, lengths) for x in range(b + n * 9 // 10, b + n)}
-    lesson = load_lesson("14")
+    lesson = load_lesson("19")
     args = argparse.Namespace(seed=0, batch_size=4)
     monkeypatch.setattr(dist, "get_world_size", lambda: 4)
     orders = []

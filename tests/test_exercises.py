@@ -17,12 +17,12 @@ from launcher import processes
 from ranks import run_ranks
 
 EXERCISES = {exercise["id"]: exercise for exercise in read_exercises()}
-# 17.1 shards a model, 20.2 runs PyTorch's pipeline. Before torch 2.8 that needs GPUs.
+# 15.1 shards a model, 17.2 runs PyTorch's pipeline. Before torch 2.8 that needs GPUs.
 NOT_ON_CPUS = pytest.mark.skipif(
     torch.__version__ < (2, 8), reason="this torch cannot shard or pipeline on CPUs"
 )
 IDS = [
-    pytest.param(x, marks=NOT_ON_CPUS if x in ("17.1", "17.6", "17.7", "20.2") else ())
+    pytest.param(x, marks=NOT_ON_CPUS if x in ("15.1", "15.6", "15.7", "17.2") else ())
     for x in EXERCISES
 ]
 LIMIT = 100  # seconds for an exercise that ends: several tests share the cores
@@ -84,7 +84,7 @@ BROKEN = {
         "return 0.5 if dist.get_rank() != 1 else dist.barrier()",
         r"rank 1: not finished \(limit 4 s\)",
     ),
-    "16.2": ("train", "return None", r"rank 0: .*TypeError"),
+    "14.2": ("train", "return None", r"rank 0: .*TypeError"),
 }
 
 
@@ -104,8 +104,8 @@ WRONG = {
     "4.5": ("sampler.set_epoch(epoch)", "pass", r"rank 0: epoch 0 begins with .* a new order"),
     "8.3": ("return losses / world_size", "return losses", r"report: .* are reported as 10"),
     "9.1": ("if dist.get_rank(within) == 0:", "if True:", r"node 0: ranks that have read .*: 2"),
-    "17.4": ("scores.amax(1, keepdim=True)", "torch.zeros(1)", r"rank 0: large scores: nan, "),
-    "20.1": (" / micro_batches", " / 8", r"rank 0: gradients with 2 micro-batches: .*off by"),
+    "15.4": ("scores.amax(1, keepdim=True)", "torch.zeros(1)", r"rank 0: large scores: nan, "),
+    "17.1": (" / micro_batches", " / 8", r"rank 0: gradients with 2 micro-batches: .*off by"),
 }
 
 

@@ -51,13 +51,13 @@ def quick_and_full():
     """Return each lesson with the numbers of ranks on which it runs: the first one quickly."""
     runs = []
     for lesson_id in LESSONS:
-        ranks = 4 if lesson_id in ("9", "10", "18", "19", "20") else 2
+        ranks = 4 if lesson_id in ("9", "10", "18", "16", "17") else 2
         if lesson_id in ONE_PROCESS:
             ranks = 1
         runs.append((lesson_id, ranks, {}, pytest.mark.short))
         if lesson_id not in ONE_PROCESS:
             runs.append((lesson_id, 1, {}, full))
-            if lesson_id != "17":  # it refuses 3: their parts would not be equal
+            if lesson_id != "15":  # it refuses 3: their parts would not be equal
                 runs.append((lesson_id, 3, NO_CUDA, full))
     runs.append(("4", 7, {}, full))  # 7 does not divide 60,000
     return [pytest.param(*run, marks=mark, id=f"{run[0]}-{run[1]}") for *run, mark in runs]

@@ -95,11 +95,11 @@ MUTANTS = {
             "order[number :: args.files]]", "order[number + 1 :: args.files]]", "NOT as written: W"
         )
     ],
-    "14": [
+    "19": [
         Mutant("set_result(average)", "set_result(gradient)", ", tables DIFFERENT: WRONG$"),
         Mutant("        optimizer.step()\n", "", r"^=> RMSE .*, -?0\.0% below movie means .* id"),
     ],
-    "15": [
+    "20": [
         Mutant(
             "accelerator.prepare(model, optimizer, loader)",
             "model, optimizer, loader",
@@ -107,7 +107,7 @@ MUTANTS = {
             "--epochs 5",
         ),
     ],
-    "16": [
+    "14": [
         # Less is sent, but it learns worse.
         Mutant(
             'if as_well and 0 < row["given"] < rows[best]["given"]',
@@ -115,7 +115,7 @@ MUTANTS = {
             r"^=> accumulation: 0.25 .* loss \+\d+\.\d% \(limit \+2%\): WRONG$",
         )
     ],
-    "17": [
+    "15": [
         # Nothing is freed after the forward pass.
         Mutant("reshard_after_forward=True", "reshard_after_forward=False", AT_MOST_ALL),
         Mutant("piece.register_forward_hook(self.free)", "pass", AT_MOST_ALL),
@@ -140,7 +140,7 @@ MUTANTS = {
             "--batch-size 4",
         ),
     ],
-    "19": [
+    "16": [
         Mutant(
             "return AddUp.apply(gradient, context.group), None", "return gradient, None", FROM_ONE
         ),
@@ -161,7 +161,7 @@ MUTANTS = {
             r"messages NOT as the formula says: WRONG$",
         ),
     ],
-    "20": [
+    "17": [
         Mutant(
             "targets[number].flatten()) / micro_batches", "targets[number].flatten())", FROM_ONE
         ),

@@ -15,7 +15,7 @@ from launcher import processes
 from ranks import run_ranks
 
 PAGE = "day1/OWN_SCRIPT.md"
-ORDER = ["6", "testing", "7", "8", "11", "12", "13", "17"]
+ORDER = ["6", "testing", "7", "8", "11", "12", "13", "15"]
 # Where a box stands, and what comes before it on its page.
 PLACES = {x["id"]: (x["file"], "\n## In your own script\n") for x in Course().pages if "id" in x}
 PLACES |= {
@@ -108,15 +108,15 @@ def before(box, without=()):
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(names, id=names[-1], marks=[] if names[-1] in ("6", "12", "17") else full)
-        for names in [*(before(box) for box in ORDER), [*before("13"), "16"]]
+        pytest.param(names, id=names[-1], marks=[] if names[-1] in ("6", "12", "15") else full)
+        for names in [*(before(box) for box in ORDER), [*before("13"), "14"]]
     ],
 )
 def test_after_each_box_two_ranks_train_one_model(names, boxes, stream, tmp_path):
-    file = boxes(*names, *["equal"] * ("17" not in names))
+    file = boxes(*names, *["equal"] * ("15" not in names))
     more = stream if "11" in names else []
     output = output_of(run_ranks(2, file, *options(*more), cwd=tmp_path))
-    assert output.count("has rank 0's model: True") == (0 if "17" in names else 2), output
+    assert output.count("has rank 0's model: True") == (0 if "15" in names else 2), output
     assert [x[0] for x in results(output)] == [0, 1]  # one rank prints
     assert results(output)[-1][3] > 80
     saved = torch.load(tmp_path / "model.pt")
@@ -127,7 +127,7 @@ def test_after_each_box_two_ranks_train_one_model(names, boxes, stream, tmp_path
 
 @pytest.mark.parametrize(
     ("last", "ranks"),
-    [("17", 3), *(pytest.param(x, n, marks=full) for x in ("8", "13", "17") for n in (2, 4))],
+    [("15", 3), *(pytest.param(x, n, marks=full) for x in ("8", "13", "15") for n in (2, 4))],
 )
 def test_the_losses_are_those_of_one_process(last, ranks, boxes, tmp_path):
     """Of one without accumulation. Without lesson 11's stream: there each rank has its chunks."""
@@ -200,14 +200,14 @@ def train_gpt(file, ranks, *more, folder, frozen=0, tie="model.wte.weight = mode
 @full
 @pytest.mark.parametrize("frozen", [0, 1])
 @pytest.mark.parametrize(
-    ("last", "ranks"), [("6", 2), *((x, n) for x in ("12", "13", "17") for n in (1, 2))]
+    ("last", "ranks"), [("6", 2), *((x, n) for x in ("12", "13", "15") for n in (1, 2))]
 )
 def test_a_gpt_has_the_losses_of_one_process(last, ranks, frozen, boxes, tmp_path):
     """From box 12 on, also those after it has resumed."""
     one, how = "6" if last == "6" else "8", {"folder": tmp_path, "frozen": frozen}
     found = {}
     for box, n, epochs in ((one, 1, 2), *((last, ranks, x) for x in (1, 2)[last == "6" :])):
-        parts = 2 if box in ("13", "17") else 1
+        parts = 2 if box in ("13", "15") else 1
         more = ["--accumulate", parts, "--clip", 1e9][: 4 * (parts - 1)]
         more += ["--epochs", epochs, "--max-steps", 10 * parts, "--batch-size", 48 // n // parts]
         file = boxes(*before(box, without=["11"]))
@@ -217,7 +217,7 @@ def test_a_gpt_has_the_losses_of_one_process(last, ranks, frozen, boxes, tmp_pat
 
 
 def test_tied_parameters_that_came_apart_stop_it(boxes, tmp_path):
-    file = boxes(*before("17", without=["11"]))
+    file = boxes(*before("15", without=["11"]))
     status, output = train_gpt(file, 2, folder=tmp_path, tie="pass")
     assert status == 1
     assert "Tied parameters have come apart. Tie them again before fully_shard.\n" in output
@@ -278,7 +278,7 @@ def test_each_rank_takes_its_gpu(boxes):
 # Killed, and started again
 
 
-@pytest.mark.parametrize("last", ["12", pytest.param("17", marks=full)])
+@pytest.mark.parametrize("last", ["12", pytest.param("15", marks=full)])
 @pytest.mark.parametrize("how", ["torchrun", pytest.param("launcher", marks=full)])
 def test_killed_it_resumes_as_if_nothing_had_been(last, how, boxes, stream, tmp_path):
     file, one, other = boxes(*before(last)), tmp_path / "one", tmp_path / "other"
@@ -304,7 +304,7 @@ def test_killed_it_resumes_as_if_nothing_had_been(last, how, boxes, stream, tmp_
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize(("last", "not_with"), [("13", "17"), pytest.param("17", "13", marks=full)])
+@pytest.mark.parametrize(("last", "not_with"), [("13", "15"), pytest.param("15", "13", marks=full)])
 def test_only_the_same_training_is_continued(last, not_with, boxes, tmp_path):
     def train(last, *more):
         file = boxes(*before(last, without=["11"]))

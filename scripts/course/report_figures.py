@@ -173,7 +173,7 @@ def bandwidth(axes, results):
 FIGURES = [
     (
         gaps,
-        ("4", "6", "7", "10", "11", "13", "17", "19", "20", "15"),
+        ("4", "6", "7", "10", "11", "13", "15", "16", "17", "20"),
         "Equal losses",
         "Each of these lessons trains in two ways that should give the same losses: many ranks "
         "and one process, or a file and memory. Left of the line (1e-05), only rounding differs.",

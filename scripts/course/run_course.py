@@ -27,7 +27,7 @@ DATA_HERE = {
     "create_mnist_h5": ["--file", "data/mnist.h5"],
     "11": ["--file", "data/mnist.h5"],
     "create_ratings": ["--folder", "data/ratings"],
-    "14": ["--folder", "data/ratings"],
+    "19": ["--folder", "data/ratings"],
 }
 
 

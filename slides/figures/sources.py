@@ -74,13 +74,13 @@ def take_memory():
 
 def take_ways():
     """Return what lesson 14 measured: {way: [MB sent, ms at 100 Mbit/s, ms at 1 Gbit/s]}."""
-    rows = table(page_of("16"), "| way | MB sent |")
+    rows = table(page_of("14"), "| way | MB sent |")
     return {way: [float(x) for x in (sent, slow, fast)] for way, sent, slow, _, fast, *_ in rows}
 
 
 def take_shares():
     """Return what lesson 15 counted, in MB: {name: parameters, gradients, states, at most}."""
-    rows = table(page_of("17"), "| | parameters |")
+    rows = table(page_of("15"), "| | parameters |")
     return {name: [float(x) for x in numbers[:4]] for name, *numbers in rows}
 
 
@@ -93,6 +93,6 @@ def take_nodes():
 def take_slots():
     """Return what lesson 17 drew, [[schedule, % idle, held by stage 0, rows of slots], ...]."""
     block = r"^(\w+), \d+ steps: .*\n((?:stage .*\n)+)idle: ([\d.]+)% .*\nheld at most: \[(\d+)"
-    found = re.findall(block, page_of("20"), re.M)
+    found = re.findall(block, page_of("17"), re.M)
     cells = ([row.split()[2:] for row in rows.splitlines()] for _, rows, _, _ in found)
     return [[name, idle, held, rows] for (name, _, idle, held), rows in zip(found, cells)]

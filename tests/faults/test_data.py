@@ -100,7 +100,7 @@ def test_lesson_19_refuses_a_folder_that_lacks_a_file(tmp_path, tmp_path_factory
     (tmp_path / "ratings" / "0003.npy").unlink()
     says = r"\S+ has 11 of its 12 files\. Copy it again$"
     folder = ("--folder", tmp_path / "ratings")
-    refused("lesson 19: a file is missing", says, COPY, "14", *folder, env=ALONE)
+    refused("lesson 19: a file is missing", says, COPY, "19", *folder, env=ALONE)
 
 
 def write_copies(folder, lesson_id, tmp_path_factory):
@@ -135,7 +135,7 @@ def write_copies(folder, lesson_id, tmp_path_factory):
             ("--data", ".", "--global-batch-size", 2),
             r"^ranks \[1\] have other data than rank 0: 2 samples with digest \w{8} and 2 ",
         ),
-        ("14", ("--folder", "ratings"), r"ratings is not the same on ranks \[1\] as on rank 0\."),
+        ("19", ("--folder", "ratings"), r"ratings is not the same on ranks \[1\] as on rank 0\."),
     ],
 )
 def test_copies_of_the_data_that_differ(lesson_id, arguments, says, tmp_path, tmp_path_factory):

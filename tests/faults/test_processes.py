@@ -24,11 +24,11 @@ KILLED = r"^The first to fail: rank {} on .* ended with signal KILL\.$"
     [
         ("rank 1, Day 1", "", "1 2", "1 MB:", 1, r"process 1 terminated with signal SIGKILL$"),
         ("rank 0, `--local`", "2", "9", "1 MB:", 0, KILLED.format(0)),
-        ("a stage of lesson 17, `--local`", "2", "20", "GPipe, ", 1, KILLED.format(1)),
+        ("a stage of lesson 17, `--local`", "2", "17", "GPipe, ", 1, KILLED.format(1)),
         pytest.param(
             "a rank that shares layers, lesson 16",
             "2x2",
-            "19 --batch-size 4 --max-steps 300",
+            "16 --batch-size 4 --max-steps 300",
             "ranks: 4",
             3,
             KILLED.format(3),
@@ -86,8 +86,8 @@ def test_a_lesson_of_day_1_is_stopped(how, tmp_path):
     ("name", "begun", "what"),
     [
         ("9", "1 MB:", "a rank"),
-        ("19 --max-steps 300", "by hand: loss", "a rank of lesson 16, in a group of a mesh,"),
-        ("20", "GPipe, ", "a stage of lesson 17"),
+        ("16 --max-steps 300", "by hand: loss", "a rank of lesson 16, in a group of a mesh,"),
+        ("17", "GPipe, ", "a stage of lesson 17"),
     ],
 )
 def test_a_stopped_rank_is_seen_by_the_timeout(name, begun, what, tmp_path):

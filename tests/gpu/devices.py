@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from launcher.gpus import own_gpu_only  # noqa: E402
 
 LESSON = "day2/10_mnist_ddp_pt_multinode.py"  # choose_device is the same in all
-LESSON_15 = "day2/20_linear_accelerate.py"
+LESSON_20 = "day2/20_linear_accelerate.py"
 TABLE = re.compile(r"(?<=\n)\| what is there .*\n\| --- .*\n((?:\| .*\n)+)")
 FOUR = {"STANDIN_GPUS": "4"}
 TASK = FOUR | {"SLURM_GPUS_ON_NODE": "4"}
@@ -80,7 +80,7 @@ def device_for_accelerate(cpu, kwargs_handlers):
 
 def main(page):
     choose_device = runpy.run_path(str(ROOT / LESSON))["choose_device"]
-    make_accelerator = runpy.run_path(str(ROOT / LESSON_15))["make_accelerator"]
+    make_accelerator = runpy.run_path(str(ROOT / LESSON_20))["make_accelerator"]
     make_accelerator.__globals__["Accelerator"] = device_for_accelerate
     for line in TABLE.search((ROOT / page).read_text())[1].splitlines():
         row = [cell.strip() for cell in line[1:-1].split("|")]

@@ -69,7 +69,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def test_lesson_20_ends_where_each_rank_sees_one_gpu(tmp_path):
     wrapper = tmp_path / "run.py"
     wrapper.write_text(ONE_VISIBLE)
-    file = ROOT / LESSONS["15"]["file"]
+    file = ROOT / LESSONS["20"]["file"]
     status, output = run_ranks(2, wrapper, file, "--epochs", 2, cwd=tmp_path)
     assert "invalid device ordinal" not in output
     assert "Traceback" not in output
