@@ -10,10 +10,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from course.lists import read_course, read_days, read_pages  # noqa: E402
+from catalog import read_course, read_days, read_pages  # noqa: E402
 from docs.excerpts import DIVIDING_LINE  # noqa: E402
 from docs.pages import PAGES, parts_of  # noqa: E402
-from docs.recordings import SHOWN, read_records  # noqa: E402
+from docs.records import SHOWN, read_records  # noqa: E402
 
 FIELDS = ["Builds on", "New here", "Run", "Look for", "Try next"]
 BOX = "In your own script"  # not on each page

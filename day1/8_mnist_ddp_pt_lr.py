@@ -168,7 +168,7 @@ def load_mnist():
 
 
 class Net(nn.Module):
-    """A small convolutional network: uint8 [N, 28, 28] to scores, float32 [N, 10]."""
+    """A small convolutional network: uint8 [N, 28, 28] to logits, float32 [N, 10]."""
 
     def __init__(self):
         super().__init__()

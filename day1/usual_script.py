@@ -17,7 +17,7 @@ from torchvision import datasets, transforms
 
 
 class Net(nn.Module):
-    """Two convolutions: float32 [N, 1, 28, 28] to scores, float32 [N, 10]."""
+    """Two convolutions: float32 [N, 1, 28, 28] to logits, float32 [N, 10]."""
 
     def __init__(self, norm, dropout):
         super().__init__()

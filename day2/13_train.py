@@ -581,7 +581,7 @@ def run(args):
         store=store,
         device_id=device_id,
     )
-    if args.precision == "auto":  # few CPUs can multiply in bf16, old GPUs imitate it
+    if args.precision == "auto":  # few CPUs can multiply in bf16, old GPUs simulate it
         args.precision = "fp32" if device.type == "cpu" else "bf16"
         old = device.type == "cuda" and not torch.cuda.is_bf16_supported(False)
         if old and not args.shard:

@@ -88,8 +88,8 @@ def build(divide, meter, device, seed):
     count = len(list(model.parameters()))
     divided = []
     with meter:
-        # Net, last, has the rest: places is never called, so no hook of it would run.
-        for i, piece in enumerate([*model.layers, model.codes, model.scores, model]):
+        # Net, last, has the rest: positions is never called, so no hook of it would run.
+        for i, piece in enumerate([*model.layers, model.tokens, model.logits, model]):
             torch.manual_seed(seed + i)  # the same first weights on every rank
             for module in piece.modules():
                 if any(x.is_meta for x in module.parameters(recurse=False)):
@@ -162,8 +162,8 @@ def compare_all_three(by_hand, sharded, whole):
     ranks = dist.get_world_size()
     losses, (everything, *_), model = whole
     part = everything // ranks
-    # A layer is the largest piece. places is whole as long as Net computes.
-    limit = part + held(model.layers[0].parameters()) + held(model.places.parameters())
+    # A layer is the largest piece. positions is whole as long as Net computes.
+    limit = part + held(model.layers[0].parameters()) + held(model.positions.parameters())
     formula = [part, part, 2 * part, limit, 3 * (ranks - 1) * part]
     gap = max((run[0] - losses).abs().max().item() for run in (by_hand, sharded))
     most = max(run[1][3] for run in (by_hand, sharded))
@@ -235,12 +235,12 @@ def device_for_sharding(device):
 
 
 def make_text():
-    """Return training set and test set: sums, such as "7 plus 5 is 12. ", as codes."""
+    """Return training set and test set: sums, such as "7 plus 5 is 12. ", as tokens."""
     generator = torch.Generator().manual_seed(0)
     pairs = torch.randint(10, (6000, 2), generator=generator).tolist()
     text = "".join(f"{a} plus {b} is {a + b}. " for a, b in pairs)
-    codes = torch.tensor(list(text.encode()))
-    pieces = codes.unfold(0, LENGTH + 1, LENGTH)  # int64 [N, 65]: they overlap by 1
+    tokens = torch.tensor(list(text.encode()))
+    pieces = tokens.unfold(0, LENGTH + 1, LENGTH)  # int64 [N, 65]: they overlap by 1
     parts = pieces[:1280], pieces[1280:1408]
     return [TensorDataset(part[:, :-1], part[:, 1:]) for part in parts]
 
@@ -254,7 +254,7 @@ class Layer(nn.Module):
         self.query = nn.Linear(WIDTH, WIDTH)
         self.key = nn.Linear(WIDTH, WIDTH)
         self.value = nn.Linear(WIDTH, WIDTH)
-        self.mix = nn.Linear(WIDTH, WIDTH)  # the heads
+        self.out_proj = nn.Linear(WIDTH, WIDTH)  # the heads
         self.norm2 = nn.LayerNorm(WIDTH)
         self.up = nn.Linear(WIDTH, 4 * WIDTH)
         self.down = nn.Linear(4 * WIDTH, WIDTH)
@@ -266,7 +266,7 @@ class Layer(nn.Module):
         value = heads(self.value(y))
         # Causal: no character may see those after it, which the model must guess.
         y = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.mix(y.transpose(1, 2).flatten(2))
+        x = x + self.out_proj(y.transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
@@ -276,20 +276,20 @@ def heads(x):
 
 
 class Net(nn.Module):
-    """A small transformer: int64 [N, LENGTH] to scores, float32 [N * LENGTH, 128]."""
+    """A small transformer: int64 [N, LENGTH] to logits, float32 [N * LENGTH, 128]."""
 
     def __init__(self):
         super().__init__()
-        self.codes = nn.Embedding(128, WIDTH)
-        self.places = nn.Embedding(LENGTH, WIDTH)
+        self.tokens = nn.Embedding(128, WIDTH)
+        self.positions = nn.Embedding(LENGTH, WIDTH)
         self.layers = nn.ModuleList([Layer() for _ in range(LAYERS)])
-        self.scores = nn.Linear(WIDTH, 128)
+        self.logits = nn.Linear(WIDTH, 128)
 
     def forward(self, text):
-        x = self.codes(text) + self.places.weight
+        x = self.tokens(text) + self.positions.weight
         for layer in self.layers:
             x = layer(x)
-        return self.scores(x.flatten(0, 1))
+        return self.logits(x.flatten(0, 1))
 
 
 def choose_device(local_rank, local_world_size):

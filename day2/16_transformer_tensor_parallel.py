@@ -81,7 +81,7 @@ def split_by_hand(model, mesh):
             # PyTorch stores a matrix as [outputs, inputs], so its columns are rows.
             linear.weight = own_part(linear.weight, 0, mesh)
             linear.bias = own_part(linear.bias, 0, mesh)
-        layer.mix = RowWise(layer.mix, mesh)
+        layer.out_proj = RowWise(layer.out_proj, mesh)
         layer.down = RowWise(layer.down, mesh)
 
 
@@ -92,7 +92,7 @@ def split_by_pytorch(model, mesh):
     copy = tp.PrepareModuleOutput(**same, use_local_output=False)
     plan = {"norm1": copy, "norm2": copy}
     plan |= dict.fromkeys(["query", "key", "value", "up"], tp.ColwiseParallel())
-    plan |= dict.fromkeys(["mix", "down"], tp.RowwiseParallel())
+    plan |= dict.fromkeys(["out_proj", "down"], tp.RowwiseParallel())
     for layer in model.layers:
         tp.parallelize_module(layer, mesh["tensor"], plan)
 
@@ -184,7 +184,7 @@ def by_formula(data, tensor, batch_size):
     """Return a rank's parameters, and the bytes that it gives to each all_reduce."""
     split = 12 * WIDTH**2 + 7 * WIDTH  # of a layer: matrices, column-wise biases
     whole = 6 * WIDTH  # norms, row-wise biases
-    rest = (128 + LENGTH + 128) * WIDTH + 128  # codes, places, scores
+    rest = (128 + LENGTH + 128) * WIDTH + 128  # tokens, positions, logits
     parameters = LAYERS * (split // tensor + whole) + rest
     activations = batch_size // data * LENGTH * WIDTH
     numbers = [activations] * 4 * LAYERS if tensor > 1 else []
@@ -253,12 +253,12 @@ def local(tensor):
 
 
 def make_text():
-    """Return training set and test set: sums, such as "7 plus 5 is 12. ", as codes."""
+    """Return training set and test set: sums, such as "7 plus 5 is 12. ", as tokens."""
     generator = torch.Generator().manual_seed(0)
     pairs = torch.randint(10, (6000, 2), generator=generator).tolist()
     text = "".join(f"{a} plus {b} is {a + b}. " for a, b in pairs)
-    codes = torch.tensor(list(text.encode()))
-    pieces = codes.unfold(0, LENGTH + 1, LENGTH)  # int64 [N, 65]: they overlap by 1
+    tokens = torch.tensor(list(text.encode()))
+    pieces = tokens.unfold(0, LENGTH + 1, LENGTH)  # int64 [N, 65]: they overlap by 1
     parts = pieces[:1280], pieces[1280:1408]
     return [TensorDataset(part[:, :-1], part[:, 1:]) for part in parts]
 
@@ -272,7 +272,7 @@ class Layer(nn.Module):
         self.query = nn.Linear(WIDTH, WIDTH)
         self.key = nn.Linear(WIDTH, WIDTH)
         self.value = nn.Linear(WIDTH, WIDTH)
-        self.mix = nn.Linear(WIDTH, WIDTH)  # the heads
+        self.out_proj = nn.Linear(WIDTH, WIDTH)  # the heads
         self.norm2 = nn.LayerNorm(WIDTH)
         self.up = nn.Linear(WIDTH, 4 * WIDTH)
         self.down = nn.Linear(4 * WIDTH, WIDTH)
@@ -284,7 +284,7 @@ class Layer(nn.Module):
         value = heads(self.value(y))
         # Causal: no character may see those after it, which the model must guess.
         y = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.mix(y.transpose(1, 2).flatten(2))
+        x = x + self.out_proj(y.transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
@@ -294,20 +294,20 @@ def heads(x):
 
 
 class Net(nn.Module):
-    """A small transformer: int64 [N, LENGTH] to scores, float32 [N * LENGTH, 128]."""
+    """A small transformer: int64 [N, LENGTH] to logits, float32 [N * LENGTH, 128]."""
 
     def __init__(self):
         super().__init__()
-        self.codes = nn.Embedding(128, WIDTH)
-        self.places = nn.Embedding(LENGTH, WIDTH)
+        self.tokens = nn.Embedding(128, WIDTH)
+        self.positions = nn.Embedding(LENGTH, WIDTH)
         self.layers = nn.ModuleList([Layer() for _ in range(LAYERS)])
-        self.scores = nn.Linear(WIDTH, 128)
+        self.logits = nn.Linear(WIDTH, 128)
 
     def forward(self, text):
-        x = self.codes(text) + self.places.weight
+        x = self.tokens(text) + self.positions.weight
         for layer in self.layers:
             x = layer(x)
-        return self.scores(x.flatten(0, 1))
+        return self.logits(x.flatten(0, 1))
 
 
 def choose_device(local_rank, local_world_size):

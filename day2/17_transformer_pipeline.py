@@ -52,22 +52,22 @@ class Stage(nn.Module):
         self.last = stage == stages - 1
         torch.manual_seed(seed)
         if self.first:
-            self.codes = nn.Embedding(128, WIDTH)
-            self.places = nn.Embedding(LENGTH, WIDTH)
+            self.tokens = nn.Embedding(128, WIDTH)
+            self.positions = nn.Embedding(LENGTH, WIDTH)
         self.layers = nn.ModuleList()
         for number in range(LAYERS * stage // stages, LAYERS * (stage + 1) // stages):
             # Each layer has its own seed, so it has the same first weights on any rank.
             torch.manual_seed(seed + 1 + number)
             self.layers.append(Layer())
         if self.last:
-            self.scores = nn.Linear(WIDTH, 128)
+            self.logits = nn.Linear(WIDTH, 128)
 
     def forward(self, x):
         if self.first:
-            x = self.codes(x) + self.places.weight
+            x = self.tokens(x) + self.positions.weight
         for layer in self.layers:
             x = layer(x)
-        return self.scores(x.flatten(0, 1)) if self.last else x
+        return self.logits(x.flatten(0, 1)) if self.last else x
 
 
 def train_step(model, todo, text, targets, groups):
@@ -254,12 +254,12 @@ def receive(source, group, text):
 
 
 def make_text():
-    """Return training set and test set: sums, such as "7 plus 5 is 12. ", as codes."""
+    """Return training set and test set: sums, such as "7 plus 5 is 12. ", as tokens."""
     generator = torch.Generator().manual_seed(0)
     pairs = torch.randint(10, (6000, 2), generator=generator).tolist()
     text = "".join(f"{a} plus {b} is {a + b}. " for a, b in pairs)
-    codes = torch.tensor(list(text.encode()))
-    pieces = codes.unfold(0, LENGTH + 1, LENGTH)  # int64 [N, 65]: they overlap by 1
+    tokens = torch.tensor(list(text.encode()))
+    pieces = tokens.unfold(0, LENGTH + 1, LENGTH)  # int64 [N, 65]: they overlap by 1
     parts = pieces[:1280], pieces[1280:1408]
     return [TensorDataset(part[:, :-1], part[:, 1:]) for part in parts]
 
@@ -273,7 +273,7 @@ class Layer(nn.Module):
         self.query = nn.Linear(WIDTH, WIDTH)
         self.key = nn.Linear(WIDTH, WIDTH)
         self.value = nn.Linear(WIDTH, WIDTH)
-        self.mix = nn.Linear(WIDTH, WIDTH)  # the heads
+        self.out_proj = nn.Linear(WIDTH, WIDTH)  # the heads
         self.norm2 = nn.LayerNorm(WIDTH)
         self.up = nn.Linear(WIDTH, 4 * WIDTH)
         self.down = nn.Linear(4 * WIDTH, WIDTH)
@@ -285,7 +285,7 @@ class Layer(nn.Module):
         value = heads(self.value(y))
         # Causal: no character may see those after it, which the model must guess.
         y = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.mix(y.transpose(1, 2).flatten(2))
+        x = x + self.out_proj(y.transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 

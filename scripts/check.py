@@ -20,9 +20,9 @@ import os
 import re
 import sys
 
-from course.lists import ROOT, read_exercises
-from exercises import running
-from launcher.processes import exit_with
+from catalog import ROOT, read_exercises
+from exercises import runner
+from processes import exit_with
 
 # {id: {"passed": the digest of the file that has passed, "hints": how many were asked for}}
 RECORD = ROOT / "runs" / "exercises.json"
@@ -97,7 +97,7 @@ def check(exercise, record, solution=False, show_task=False):
     if show_task:
         print_task(file)
     checked = digest(file)
-    lines = running.run(exercise, file)
+    lines = runner.run(exercise, file)
     for right, sentence in lines:
         print(f"  {'ok' if right else 'NO'}  {sentence}")
     passed = all(right for right, _ in lines)
@@ -150,7 +150,7 @@ def main():
         return 0
     if importlib.util.find_spec("torch") is None:
         sys.exit("This Python has no torch. Activate one that does: source .venv/bin/activate")
-    running.import_once(wanted)
+    runner.import_once(wanted)
     passed = [check(x, record, args.solution, args.id == "next") for x in wanted]
     if len(wanted) > 1:
         print(f"{sum(passed)} of {len(wanted)} passed")

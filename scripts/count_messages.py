@@ -14,7 +14,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-from course.lists import load
+from catalog import load
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 

@@ -4,7 +4,7 @@
 #
 # Usage: scripts/doctor.sh [--local N[xM]]
 #   Start it where you will start the lessons: inside the allocation, in the same folder.
-#   --local N[xM]  no Slurm: imitate N nodes with M ranks each (1) on this machine
+#   --local N[xM]  no Slurm: simulate N nodes with M ranks each (1) on this machine
 #
 # Every rank of every node makes the checks, started by scripts/multinode_setup_and_run.sh as for a
 # lesson. Each check prints "ok", or "FAIL" and what to do. The exit status is 0 only if all are ok.
@@ -34,5 +34,5 @@ trap 'rm -f "$token"' EXIT
 export SLURM_WAIT=35 # seconds from the end of the first rank: a site may let Slurm wait less, or longer
 # A rank may hang on its node, but must not keep the others from saying what they found.
 timeout --foreground --kill-after=10 40 "$scripts/multinode_setup_and_run.sh" "$@" \
-  "$scripts/doctor/rank.py" "$token" ${1:+--imitated} |
+  "$scripts/doctor/probe.py" "$token" ${1:+--simulated} |
   "${PYTHON:-python3}" "$scripts/doctor/table.py"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Starts a lesson on all nodes of a Slurm allocation, or on imitated ones: --help says how. The work
+# Starts a lesson on all nodes of a Slurm allocation, or on simulated ones: --help says how. The work
 # is done by launcher/launch.py. Here, and again on each node, a Python with torch is found for it:
 # PYTHON, or python3, or .venv's.
 set -eu

@@ -12,7 +12,7 @@ import argparse
 import math
 import re
 
-from course.lists import load
+from catalog import load
 
 LESSON = load("day2/18_worth_a_second_node.py")
 BUCKET = 25  # MB, at most

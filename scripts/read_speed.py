@@ -20,8 +20,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 import torch
-from course.lists import load
-from course.machine import recorded
+from catalog import load
+from system_info import recorded
 
 CREATE = load("day2/create_mnist_h5.py")
 STREAM = load("day2/11_mnist_ddp_pt_multinode_streaming.py")

@@ -33,4 +33,4 @@ if ! command -v "$python" >/dev/null; then
   echo "There is no $python here. Install Python 3.11 or newer, or name one: PYTHON=/path/to/python3" >&2
   exit 1
 fi
-exec "$python" "$root/scripts/course/environment.py" -- "$root/scripts/course/run_course.py" "$@"
+exec "$python" "$root/scripts/environment.py" -- "$root/scripts/runner/run_course.py" "$@"

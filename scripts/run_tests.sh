@@ -35,4 +35,4 @@ if ! command -v "$python" >/dev/null; then
   echo "There is no $python here. Install Python 3.11 or newer, or name one: PYTHON=/path/to/python3" >&2
   exit 1
 fi
-exec "$python" scripts/course/environment.py "${environment[@]}" -- "${arguments[@]}" "$@"
+exec "$python" scripts/environment.py "${environment[@]}" -- "${arguments[@]}" "$@"

@@ -19,23 +19,23 @@ import subprocess
 import sys
 import tempfile
 
-from course import machine
-from course.lists import ROOT
-from course.run_lesson import command_of, run
-from docs import recordings
+import system_info
+from catalog import ROOT
+from runner.run_lesson import lesson_command, run
+from docs import records
 from docs.blocks import Course, fill
 from docs.pages import DECKS, PAGES
-from launcher.processes import exit_with
+from processes import exit_with
 
 
 def kind_of_machine():
     """Return (the name of this kind of machine, such as 2-nodes-4-nvidia-a100, a line on it)."""
     nodes = int(os.environ.get("SLURM_JOB_NUM_NODES") or 1)
     more = [f"{nodes} nodes"] if nodes > 1 else []
-    gpus = machine.gpus()
-    device = f"{machine.cores()} CPU cores" if gpus == "no GPU" else gpus.replace(" x ", " ")
+    gpus = system_info.gpus()
+    device = f"{system_info.cores()} CPU cores" if gpus == "no GPU" else gpus.replace(" x ", " ")
     kind = re.sub(r"[^a-z0-9]+", "-", " ".join([*more, device]).lower())
-    return kind, machine.described(*more)
+    return kind, system_info.described(*more)
 
 
 def record(chosen, lessons):
@@ -51,11 +51,11 @@ def record(chosen, lessons):
         if trouble := result["problem"] or result["skipped"]:
             print(f"Lesson {name} is not in the record: {trouble}", file=sys.stderr)
             continue
-        program, arguments = command_of(lessons[name])
+        program, arguments = lesson_command(lessons[name])
         command = " ".join([program, *arguments])
-        notes[name] = recordings.note(command, result, line, folder)
+        notes[name] = records.note(command, result, line, folder)
     if notes:
-        print(f"record: {recordings.write_record(kind, notes)}")
+        print(f"record: {records.write_record(kind, notes)}")
     return sum(bool(result["problem"]) for result in results.values())
 
 
@@ -66,8 +66,8 @@ def record_faults():
         env = {**os.environ, "FAULTS_TO": folder}
         if subprocess.run(command, cwd=ROOT, env=env).returncode:
             sys.exit("A test of faults failed, so the table stays as it is.")
-        line = machine.recorded("python scripts/update_docs.py --faults")
-        return f"{line}\n{recordings.table_of_faults(folder)}"
+        line = system_info.recorded("python scripts/update_docs.py --faults")
+        return f"{line}\n{records.table_of_faults(folder)}"
 
 
 def update(course, check):

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from clusters import bring_up
-from helpers import BEGIN, LAUNCHER
-from launcher import processes
+from support.slurm_cluster import bring_up
+from support.run import BEGIN, LAUNCHER
+import processes
 
 # In the background of a script, Ctrl-C is ignored, under nohup the end of the terminal, and every
 # child inherits that. With a handler that does nothing, this process goes on ignoring it, and its
@@ -53,9 +53,9 @@ def slurm():
 
 
 @pytest.fixture
-def breakable():
+def disposable_cluster():
     """A cluster of one's own, to be damaged. As slurm; with .pid("login" or the name of a node)."""
-    folder = Path(f"/run/local-slurm-breakable-{os.getpid()}")
+    folder = Path(f"/run/local-slurm-disposable_cluster-{os.getpid()}")
     cluster = bring_up(2, folder)
     cluster.pid = lambda name: int((folder / f"{name}.pid").read_text())
     yield cluster
@@ -63,7 +63,7 @@ def breakable():
 
 
 @pytest.fixture
-def start(tmp_path):
+def launch_ranks(tmp_path):
     """A function that starts the launcher with ranks that run a text; it returns the Job."""
 
     def job(text, nodes="2", *options, limit=100):
@@ -77,7 +77,7 @@ def start(tmp_path):
 
 
 @pytest.fixture
-def program(tmp_path, monkeypatch):
+def fake_command(tmp_path, monkeypatch):
     """A function that writes a program into the first folder of PATH."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 

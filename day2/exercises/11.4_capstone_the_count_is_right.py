@@ -2,7 +2,7 @@
 
 Lesson:  11
 Kind:    capstone
-Symptom: 512 images are streamed to 2 imitated nodes with 2 ranks each, and each rank
+Symptom: 512 images are streamed to 2 simulated nodes with 2 ranks each, and each rank
          has 2 workers. The program counts 512 images per epoch, as it should. But only
          some of them are ever used. Three faults are in this program, and after one or
          two of them are fixed, the count is still right and images are still missing.
@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
-CHUNKS = 32  # in the imitated file
+CHUNKS = 32  # in the simulated file
 CHUNK_SIZE = 16  # images; also the batch size of a rank
 WORKERS = 2  # per rank
 EPOCHS = 2
@@ -73,7 +73,7 @@ def train():
 
 
 def main():
-    """Run on every rank of two imitated nodes: train, count the images."""
+    """Run on every rank of two simulated nodes: train, count the images."""
     rank = dist.get_rank()
     os.environ.update(LOCAL_RANK=str(rank % 2), LOCAL_WORLD_SIZE="2")
     _, used = train()

@@ -44,8 +44,8 @@ import operator
 import re
 import shlex
 
-from course.lists import read_course, read_days, read_exercises, read_pages
-from docs import excerpts, pages, recordings, slides
+from catalog import read_course, read_days, read_exercises, read_pages
+from docs import excerpts, pages, records, slides
 
 BLOCK = re.compile(r"(<!-- begin (\w+)([^>]*?) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
 NUMBER = re.compile(r"(<!-- n ([^>]*?) -->)([^<]*)(<!-- /n -->)")
@@ -64,8 +64,8 @@ KINDS = {
     "agenda": slides.agenda,
     "exercise": slides.exercise,
     "consequence": slides.consequence,
-    "measured": recordings.measured,
-    "faults": recordings.faults,
+    "measured": records.measured,
+    "faults": records.faults,
 }
 
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub}
@@ -80,7 +80,7 @@ class Course:
         lists = read_course(), read_exercises(), read_days()
         self.lessons, self.exercises, self.days = ({x["id"]: x for x in some} for some in lists)
         self.pages = read_pages()
-        self.records = recordings.read_records()
+        self.records = records.read_records()
         self.faults = None  # the table, where the tests of faults have just been run
 
 

@@ -6,7 +6,7 @@ import re
 import textwrap
 from pathlib import Path
 
-from course.lists import ROOT
+from catalog import ROOT
 from docs.pages import DECKS
 
 # The line between the lesson and its shared helpers

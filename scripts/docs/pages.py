@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from course.lists import ROOT
+from catalog import ROOT
 
 DECKS = ["slides/day1.md", "slides/day2.md", "slides/beyond.md"]
 GLOBS = ("*.md", "[!.]*/*.md", "*/exercises/*.md", "tests/faults/*.md")

@@ -5,9 +5,9 @@ import re
 import textwrap
 from pathlib import Path
 
-from course.lists import ROOT
+from catalog import ROOT
 from docs.pages import DECKS, parts_of, table
-from docs.recordings import SHOWN
+from docs.records import SHOWN
 
 WIDTH = 69  # characters of a command or a proof that fit on a slide
 

@@ -11,16 +11,16 @@ import re
 import sys
 
 
-def some(names):
+def join_names(names):
     """Return names as text, each once; of many, only the first ones."""
     names = list(dict.fromkeys(map(str, names)))
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
     return ", ".join(names[:4]) + more
 
 
-def on(ranks):
+def on_nodes(ranks):
     """Return "on" and the nodes of these ranks."""
-    return "on " + some(rank["node"] for rank in ranks)
+    return "on " + join_names(rank["node"] for rank in ranks)
 
 
 def grouped(ranks, key):
@@ -36,7 +36,7 @@ def check_each(name, ranks):
     fine, _ = ranks[0]["checks"][name]
     groups = grouped(ranks, lambda rank: rank["checks"][name][1])
     groups.pop("", None)
-    return fine, "; ".join(f"{on(group)}: {problem}" for problem, group in groups.items())
+    return fine, "; ".join(f"{on_nodes(group)}: {problem}" for problem, group in groups.items())
 
 
 def check_version(name, ranks):
@@ -44,8 +44,8 @@ def check_version(name, ranks):
     looked = [rank for rank in ranks if name in rank["versions"]]
     groups = grouped(looked, lambda rank: rank["versions"][name])
     if len(groups) == 1 and next(iter(groups))[:1].isdigit():
-        return f"{name} {some(groups)}", ""
-    text = "; ".join(f"{version} {on(group)}" for version, group in groups.items())
+        return f"{name} {join_names(groups)}", ""
+    text = "; ".join(f"{version} {on_nodes(group)}" for version, group in groups.items())
     todo = "Use one environment for all nodes, on a disk they share, with all of requirements.txt"
     return "", f"{name} {text}. {todo}"
 
@@ -61,7 +61,7 @@ def check_gpus(ranks):
     """Check that torch sees the GPUs of each node, and that each rank can have a different one."""
     blind = [rank for rank in ranks if rank["has_gpus"] and not rank["gpus"]]
     if any(not rank["built"] for rank in blind):
-        version = some(rank["versions"]["torch"] for rank in blind)
+        version = join_names(rank["versions"]["torch"] for rank in blind)
         todo = "Install torch and torchvision for GPUs: https://pytorch.org/get-started/locally/"
         return "", f"torch {version} {on(blind)} is for CPUs only, but there are GPUs. {todo}"
     if blind:
@@ -73,7 +73,7 @@ def check_gpus(ranks):
         return "", problems[0]
     backends = grouped(ranks, lambda rank: rank["backend"])
     if len(backends) > 1:
-        text = "; ".join(f"{backend} {on(group)}" for backend, group in backends.items())
+        text = "; ".join(f"{backend} {on_nodes(group)}" for backend, group in backends.items())
         return "", f"ranks would use different backends: {text}. Ask for as many on each node"
     if not any(rank["gpus"] for rank in ranks):
         return "none, the ranks use the CPU", ""
@@ -88,10 +88,10 @@ def gpus_of(ranks):
 
 def problem_of_node(group):
     """Return how the ranks of one node share its GPUs badly, "" if they do not."""
-    who = f"ranks {some(rank['rank'] for rank in group)} {on(group)}"
+    who = f"ranks {join_names(rank['rank'] for rank in group)} {on_nodes(group)}"
     used = {r["gpus"][r["local_rank"] % len(r["gpus"])] for r in group if r["gpus"]}
     if len(used) < min(len(group), len(gpus_of(group))):
-        return f"{who} use only {some(used)}. Let each see all on its node: --gpus-per-node alone"
+        return f"{who} use only {join_names(used)}. Let each see all on its node: --gpus-per-node alone"
     return ""
 
 
@@ -118,7 +118,7 @@ def what_they_say(ranks, todo):
     """Return what went wrong with these ranks as the first of them says it; "" if there is none."""
     if not ranks:
         return ""
-    who = f"rank {some(rank['rank'] for rank in ranks)} {on(ranks)}"
+    who = f"rank {join_names(rank['rank'] for rank in ranks)} {on_nodes(ranks)}"
     error = ranks[0].get("error", "it said nothing more")
     return f"{who}: {error}. {ranks[0].get('where', '')}. {todo}"
 
@@ -130,8 +130,8 @@ def check_answers(total, ranks):
     """Check that all ranks have answered."""
     absent = sorted(set(range(total)) - {rank["rank"] for rank in ranks})
     if absent:
-        came = f"answers came only from {some(rank['node'] for rank in ranks) or 'no node'}"
-        return "", f"rank {some(absent)} did not answer; {came}. Read the lines above, or try again"
+        came = f"answers came only from {join_names(rank['node'] for rank in ranks) or 'no node'}"
+        return "", f"rank {join_names(absent)} did not answer; {came}. Read the lines above, or try again"
     return f"from {total} ranks", ""
 
 
@@ -163,7 +163,7 @@ def make_table(total, ranks):
     table.append(("versions", *check_versions(ranks)))
     # What cannot be imported cannot meet, and then there is no all_reduce.
     if not table[-1][2]:
-        table.append(("meeting point", *check_meeting(ranks)))
+        table.append(("rendezvous", *check_meeting(ranks)))
     if not table[-1][2]:
         table.append(("all_reduce", *check_all_reduce(ranks)))
     return table

@@ -3,7 +3,7 @@ you asked for (-n, --ntasks-per-node). If none: for each GPU, or without GPUs fo
 
 Usage: scripts/multinode_setup_and_run.sh [option]... FILE [argument of FILE]...
   FILE           a path, the name of a lesson's file, or a lesson's number
-  --local N[xM]  no Slurm: imitate N nodes with M ranks each (1) on this machine
+  --local N[xM]  no Slurm: simulate N nodes with M ranks each (1) on this machine
   --torchrun     on each node one torchrun starts the ranks, instead of srun
   --max-restarts N  the same, and when a rank fails, all start again, at most N times; what the
                  ranks print on stderr goes to runs/torchrun/
@@ -31,9 +31,9 @@ import re
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the rooms beside this one
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the packages beside this one
 
-from launcher import allocation, imitated_nodes, task
+from launcher import slurm, simulated_nodes, rank
 from launcher.srun_options import in_a_step
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +41,7 @@ SCRIPT = "scripts/multinode_setup_and_run.sh"
 NOT_IN_A_JOB = """This is not inside a Slurm allocation. Get one:
   salloc --nodes 2 --qos interactive --time 00:30:00 --ntasks-per-node=4 --cpus-per-task=32 \
 --constraint gpu --gpus-per-node 4 --account=<acc_name>_g
-or imitate two nodes on this machine:
+or simulate two nodes on this machine:
   scripts/multinode_setup_and_run.sh --local 2x2 """
 IN_A_STEP = """srun started this script, but it calls srun itself. Start it without srun, from the \
 shell of the allocation: scripts/multinode_setup_and_run.sh """
@@ -101,18 +101,18 @@ def find_file(name):
 def main():
     options = parse_args(sys.argv[1:])
     if options.as_probe:
-        return allocation.answer()
+        return slurm.print_probe()
     wanted = options.command[0]
     options.command[0] = find_file(wanted)
     if options.as_task:
-        return task.run(options)
+        return rank.run(options)
     if options.local:
-        return imitated_nodes.run(options)
+        return simulated_nodes.run(options)
     if "SLURM_JOB_ID" not in os.environ:
         sys.exit(NOT_IN_A_JOB + wanted)
     if in_a_step(os.environ) and not os.isatty(0):  # not for a person in a shell of srun --pty
         sys.exit(IN_A_STEP + wanted)
-    return allocation.run(options)
+    return slurm.run(options)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 import psutil
-from helpers import LAUNCHER, LESSONS, ROOT, rank_of, refusal, wait_for, works
-from launcher import processes
+from support.run import LAUNCHER, LESSONS, ROOT, rank_of, parse_error, wait_for, works
+import processes
 
 WITHIN = 30  # seconds from the fault to the end of the job, on a quiet machine
 LAST = 8  # this many lines are the last ones
@@ -140,7 +140,7 @@ def lesson(name, *arguments, cwd, file=None, env=None):
 
 
 def local(nodes, *arguments, cwd, env=None):
-    """Start the launcher with imitated nodes."""
+    """Start the launcher with simulated nodes."""
     return Job(LAUNCHER, "--local", nodes, *arguments, cwd=cwd, env=env)
 
 
@@ -153,7 +153,7 @@ def on_slurm(slurm, *command, cwd, env=None):
 
 def refused(fault, says, do, lesson_id, *arguments, env=None):
     """Assert that a lesson refuses its arguments with one sentence, before it starts anything."""
-    status, output = refusal(lesson_id, *arguments, env=env)
+    status, output = parse_error(lesson_id, *arguments, env=env)
     assert status == 2
     *usage, sentence = output.strip().splitlines()
     assert usage[0].startswith("usage: ")

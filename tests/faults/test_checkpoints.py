@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 from faults import saw
-from helpers import chooser, load_lesson
+from support.run import seeded_rng, load_lesson
 
 BEFORE = "Nothing: lesson 12 goes on from the snapshot before."
 
@@ -49,7 +49,7 @@ def test_the_newest_whole_snapshot_is_loaded(damage, tmp_path, capsys, monkeypat
 
 @pytest.mark.full
 def test_a_save_that_is_killed_at_any_moment_leaves_a_whole_snapshot(tmp_path):
-    lesson, choose = load_lesson("12"), chooser()
+    lesson, choose = load_lesson("12"), seeded_rng()
     path = tmp_path / "snapshot.pt"
 
     def save(epoch):  # tensors so small that they need no threads: those do not survive a fork

@@ -11,10 +11,10 @@ import h5py
 import numpy as np
 import pytest
 from faults import Job, lesson, nine_images, refused, saw
-from helpers import ALONE, LESSONS, ROOT, cannot, copy_tree, wait_for, works
+from support.run import ALONE, LESSONS, ROOT, skip_or_fail_in_ci, copy_tree, wait_for, works
 from PIL import Image
-from ranks import run_ranks
-from short import written_by
+from support.forked_ranks import run_ranks
+from support.cases import written_by
 
 RESTORE = "In the folder of the repository: `git checkout data/MNIST`."
 FILE = "As it says. The lesson's own file is made by `python day2/create_mnist_h5.py`."
@@ -197,7 +197,7 @@ def test_writing_that_is_stopped_leaves_the_old_file(how, tmp_path):
 def test_a_disk_that_cannot_be_written_to(fault, disk, command, says, do, tmp_path):
     """The folder where the lesson starts is a disk in memory, with an option of mount."""
     if os.geteuid() or not works("mount", "-t", "tmpfs", "-o", disk, "tmpfs", tmp_path):
-        cannot("needs the right to mount")
+        skip_or_fail_in_ci("needs the right to mount")
     try:
         lesson(*command, cwd=tmp_path, env=ALONE).check(fault, says, do, status=1)
     finally:

@@ -7,7 +7,7 @@ import subprocess
 import psutil
 import pytest
 from faults import IMPATIENT, lesson, local, on_slurm
-from helpers import LAUNCHER
+from support.run import LAUNCHER
 
 BY_HAND = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}
 
@@ -39,10 +39,10 @@ def test_rank_0_is_not_found(fault, address, tmp_path):
 
 
 @pytest.mark.full
-def test_the_link_is_cut_in_the_middle(breakable, tmp_path):
-    job = on_slurm(breakable, "salloc", "--nodes", 2, LAUNCHER, "9", cwd=tmp_path, env=IMPATIENT)
+def test_the_link_is_cut_in_the_middle(disposable_cluster, tmp_path):
+    job = on_slurm(disposable_cluster, "salloc", "--nodes", 2, LAUNCHER, "9", cwd=tmp_path, env=IMPATIENT)
     job.until("1 MB:")
-    inside = ["nsenter", "--target", str(breakable.pid("login")), "--net"]
+    inside = ["nsenter", "--target", str(disposable_cluster.pid("login")), "--net"]
     subprocess.run([*inside, "ip", "link", "set", "node2", "down"], check=True)
     output = job.check(
         "the link to a node is cut, Slurm (`DIST_TIMEOUT=6`)",

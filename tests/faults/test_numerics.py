@@ -2,8 +2,8 @@
 
 import pytest
 from faults import IMPATIENT, local, nine_images, refused
-from helpers import ALONE
-from mutants import write_mutant
+from support.run import ALONE
+from support.mutants import write_mutant
 from torch.distributed.fsdp import FSDPModule
 
 
@@ -27,7 +27,7 @@ def test_a_rank_has_a_batch_less(tmp_path):
     job.until("ranks: 2")
     output = job.check(
         "rank 1 has one batch less than rank 0",
-        r"^The first to fail: rank \d on imitated node \d ended with .*",
+        r"^The first to fail: rank \d on simulated node \d ended with .*",
         "The same number of batches on all ranks; `TORCH_DISTRIBUTED_DEBUG=DETAIL` tells who is "
         "in which collective.",
     )
@@ -44,7 +44,7 @@ def test_rank_0_alone_calls_a_sharded_model(tmp_path):
     file = write_mutant(tmp_path, "15", (line, call + line))
     job = local("2", file, "--max-steps", 2, cwd=tmp_path, env=IMPATIENT)
     job.until("fully_shard: loss")
-    says = r"^The first to fail: rank \d on imitated node \d ended with .*"
+    says = r"^The first to fail: rank \d on simulated node \d ended with .*"
     do = "Let every rank call a sharded model, also to test it."
     output = job.check("rank 0 alone calls a sharded model (`DIST_TIMEOUT=6`)", says, do)
     assert "=> " not in output

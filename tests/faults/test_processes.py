@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from faults import IMPATIENT, lesson, local, nine_images, on_slurm
-from helpers import LAUNCHER
-from mutants import write_mutant
+from support.run import LAUNCHER
+from support.mutants import write_mutant
 
 MEMORY = (
     "Often memory ran out: fewer processes, a smaller `--batch-size`, or with Slurm more memory, "
@@ -96,7 +96,7 @@ def test_a_stopped_rank_is_seen_by_the_timeout(name, begun, what, tmp_path):
     job.hit("STOP", rank=1)
     output = job.check(
         f"{what} hangs, `--local` (`DIST_TIMEOUT=6`)",
-        r"^Still running: rank 1 on imitated node 1\.$",
+        r"^Still running: rank 1 on simulated node 1\.$",
         "The others have waited for this rank: see where it hangs, with "
         "[the guide](../../day1/GUIDE.md#when-it-hangs).",
     )
@@ -146,7 +146,7 @@ def test_a_rank_runs_out_of_memory(tmp_path):
     # No more than it has now, and a little.
     size = int(Path(f"/proc/{rank}/statm").read_text().split()[0]) * resource.getpagesize()
     resource.prlimit(rank, resource.RLIMIT_AS, (size + 2**24, size + 2**24))
-    says = r"^The first to fail: rank 1 on imitated node 1 ended with exit status 1\.$"
+    says = r"^The first to fail: rank 1 on simulated node 1 ended with exit status 1\.$"
     do = "Look above for what this rank says itself. Then fewer processes, or a smaller "
     do += "`--batch-size`."
     output = job.check("rank 1 gets no more memory, `--local`", says, do)
@@ -168,10 +168,10 @@ def test_a_job_of_slurm_is_stopped(how, slurm, tmp_path):
 
 
 @pytest.mark.full
-def test_a_whole_node_is_lost(breakable, tmp_path):
-    job = on_slurm(breakable, "salloc", "--nodes", 2, LAUNCHER, "9", cwd=tmp_path)
+def test_a_whole_node_is_lost(disposable_cluster, tmp_path):
+    job = on_slurm(disposable_cluster, "salloc", "--nodes", 2, LAUNCHER, "9", cwd=tmp_path)
     job.until("1 MB:")
-    os.kill(breakable.pid("node2"), signal.SIGKILL)
+    os.kill(disposable_cluster.pid("node2"), signal.SIGKILL)
     says = r"^(Slurm has lost node2, or cannot reach it\.|A node does not answer: see) .*$"
     do = "Start again without that node: `--exclude` at `salloc`."
     job.check("a node is lost, Slurm", says, do)

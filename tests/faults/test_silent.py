@@ -4,8 +4,8 @@ import json
 import re
 
 import pytest
-from helpers import ROOT, output_of
-from ranks import run_ranks
+from support.run import ROOT, output_of
+from support.forked_ranks import run_ranks
 from silent import FAULTS
 
 PROGRAM = ROOT / "tests" / "faults" / "silent.py"

@@ -3,7 +3,7 @@
 Lesson:  3
 Kind:    find the fault
 Symptom: The first rank that needs the data downloads them. Rank 0 gets all 10,000
-         labels, another rank fewer, and no rank complains. (The download is imitated,
+         labels, another rank fewer, and no rank complains. (The download is simulated,
          and slow, so that you see it.)
 Run:     python day1/exercises/solutions/3.1_half_the_data.py
 Check:   python scripts/check.py 3.1 --solution

@@ -2,7 +2,7 @@
 
 Lesson:  7
 Kind:    find the fault
-Symptom: A step takes 10 ms. The program measures next to nothing. (The GPU is imitated:
+Symptom: A step takes 10 ms. The program measures next to nothing. (The GPU is simulated:
          like a real one it only notes the work, and its first step takes 200 ms more.)
 Run:     python day1/exercises/solutions/7.1_too_good_to_be_true.py
 Check:   python scripts/check.py 7.1 --solution
@@ -35,7 +35,7 @@ def main():
 
 
 class Gpu:
-    """Imitates a GPU: it works on while the program goes ahead."""
+    """Simulates a GPU: it works on while the program goes ahead."""
 
     def __init__(self):
         self.queue = ThreadPoolExecutor(1)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-CHUNKS, CHUNK_SIZE = 10, 16  # in the file that is imitated here
+CHUNKS, CHUNK_SIZE = 10, 16  # in the file that is simulated here
 
 
 def batches(chunks, rank, world_size):

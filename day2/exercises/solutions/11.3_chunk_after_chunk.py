@@ -4,7 +4,7 @@ Lesson:  11
 Kind:    fill in
 Task:    Complete stream(): each image once over all ranks, in an order that is new in
          each epoch, and each chunk read only once. As given, a whole chunk is read for
-         each image. (The file is imitated, and counts.)
+         each image. (The file is simulated, and counts.)
 Run:     python day2/exercises/solutions/11.3_chunk_after_chunk.py
 Check:   python scripts/check.py 11.3 --solution
 """
@@ -41,7 +41,7 @@ def main():
 
 
 class File:
-    """Imitates an HDF5 file with compressed chunks: it can only read a whole one."""
+    """Simulates an HDF5 file with compressed chunks: it can only read a whole one."""
 
     def __init__(self, chunks, chunk_size):
         self.chunks = chunks

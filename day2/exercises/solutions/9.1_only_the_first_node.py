@@ -2,7 +2,7 @@
 
 Lesson:  9
 Kind:    find the fault
-Symptom: Two nodes with two ranks each (they are imitated). One rank per node reads the
+Symptom: Two nodes with two ranks each (they are simulated). One rank per node reads the
          labels and tells them to the other. On the first node this works. The second
          node stops with an error, as soon as its first rank wants to tell.
 Run:     python day2/exercises/solutions/9.1_only_the_first_node.py
@@ -43,7 +43,7 @@ def read():
 
 
 def make_nodes(per_node):
-    """Return the group of the ranks of this rank's imitated node."""
+    """Return the group of the ranks of this rank's simulated node."""
     ranks = list(range(dist.get_world_size()))
     nodes = [ranks[first : first + per_node] for first in ranks[::per_node]]
     timeout = timedelta(seconds=20)

@@ -31,7 +31,7 @@ def sum_over_nodes(value, within, between, leader):
 
 
 def main():
-    """Run on every rank: two imitated nodes of two ranks add up their numbers."""
+    """Run on every rank: two simulated nodes of two ranks add up their numbers."""
     value = torch.tensor(float(dist.get_rank()))
     within, between, leader = make_groups(2)
     sum_over_nodes(value, within, between, leader)

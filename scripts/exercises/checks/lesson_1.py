@@ -6,10 +6,10 @@ import torch.distributed as dist
 
 
 def check_1_1(exercise, rank, world_size, report):
-    """What time_all_reduce() measures where an imitated all_reduce takes 20 ms."""
+    """What time_all_reduce() measures where an simulated all_reduce takes 20 ms."""
     ends = [0.0]
 
-    class Work:  # of an imitated all_reduce, which takes 20 ms
+    class Work:  # of an simulated all_reduce, which takes 20 ms
         def __init__(self):
             ends.append(max(time.perf_counter(), ends[-1]) + 0.02)
             self.end = ends[-1]

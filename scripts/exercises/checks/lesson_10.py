@@ -46,7 +46,7 @@ GPUS = [4, 2, 0]  # on a node, for pick_device() of exercise 10.3
 
 
 def check_10_3(exercise, rank, world_size, report):
-    """The group that start() joins on two imitated nodes, its devices, and save()."""
+    """The group that start() joins on two simulated nodes, its devices, and save()."""
     port = [free_port() if rank == 0 else None]
     dist.broadcast_object_list(port)
     dist.barrier()

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 
 class TimedGpu:
-    """Imitates a GPU as exercise 7.1 does, and notes when each step really began and ended."""
+    """Simulates a GPU as exercise 7.1 does, and notes when each step really began and ended."""
 
     def __init__(self, seconds):
         self.seconds = seconds
@@ -27,7 +27,7 @@ class TimedGpu:
 
 
 def check_7_1(exercise, rank, world_size, report):
-    """What time_step() measures, and what the steps of an imitated GPU really take."""
+    """What time_step() measures, and what the steps of an simulated GPU really take."""
     gpu = TimedGpu(0.01 + 0.01 * rank)
     measured = 1000 * exercise.time_step(gpu, 20)
     gpu.synchronize()

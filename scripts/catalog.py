@@ -1,0 +1,100 @@
+"""The course as its lists name it, requirements.txt among them. Needs no package."""
+
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036, it may be any Python that is active
+    todo = "Name a newer one: PYTHON=python3.12"
+    sys.exit(f"Python 3.11 or newer is needed; this one is {sys.version.split()[0]}. {todo}")
+
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPTS = ROOT / "scripts"
+LAUNCHER = "scripts/multinode_setup_and_run.sh"
+# torch>=2.6, or: viztracer; python_version < "3.15"
+REQUIREMENT = r'^([\w.-]+)((?:>=[\d.]+)?)(?:; python_version < "3\.(\d+)")?$'
+
+
+def read_course(file=SCRIPTS / "course.toml"):
+    """Return the lessons: a list of the tables [[lesson]] in a file like course.toml.
+
+    Each also gets id, arguments, and nodes, which says whether the lesson runs on all nodes.
+    """
+    lessons = []
+    for lesson in tomllib.loads(file.read_text())["lesson"]:
+        number, _, _ = Path(lesson["file"]).stem.partition("_")
+        name = number if number.isdigit() else Path(lesson["file"]).stem
+        nodes = number.isdigit() and lesson["file"].startswith("day2/")
+        lessons.append({"id": name, "nodes": nodes, "arguments": [], **lesson})
+    return lessons
+
+
+def read_exercises():
+    """Return the exercises: a list of the tables in exercises.toml.
+
+    Each also gets id, lesson, file, from the root of the repository, processes, minutes, and kind:
+    fill in, find the fault, or capstone. A learner's file may be missing, so the solution tells.
+    """
+    exercises = []
+    for name, exercise in tomllib.loads((SCRIPTS / "exercises.toml").read_text()).items():
+        (solution,) = ROOT.glob(f"day*/exercises/solutions/{name}_*.py")
+        file = solution.relative_to(ROOT).parents[1] / solution.name
+        kind = re.search(r"^Kind: +(.*)$", solution.read_text(), re.M)[1]
+        known = {"id": name, "lesson": name.partition(".")[0], "file": str(file), "kind": kind}
+        exercises.append({"processes": 4, "minutes": 15, **known, **exercise})
+    return exercises
+
+
+def read_days():
+    """Return the timetables of a class: a list of the tables [[day]] in course.toml."""
+    return tomllib.loads((SCRIPTS / "course.toml").read_text())["day"]
+
+
+def read_pages():
+    """Return the lessons and the other pages of the course, in the order in which they are read.
+
+    All have the keys file (of the page), idea and day: where they are taught, day1, day2 or beyond.
+    They have minutes if they are planned for a class, and taught says whether they are in a
+    timetable. A lesson also has its other keys of course.toml, and script. One that is explained
+    on another lesson's page names that page, and has none here.
+    """
+    others = tomllib.loads((SCRIPTS / "course.toml").read_text())["page"]
+    pages = []
+    for lesson in read_course():
+        pages += [page for page in others if page["before"] == lesson["id"]]
+        if "page" not in lesson:
+            script = lesson["file"]
+            page = str(Path(script).with_suffix(".md"))
+            pages.append({**lesson, "script": script, "file": page})
+    taught = {part.get("page"): day["id"] for day in read_days() for part in day["parts"]}
+    for page in pages:
+        name = page.get("id", page["file"])
+        page["day"] = taught.get(name, "beyond")
+        page["taught"] = name in taught
+    return pages
+
+
+def read_requirements(file="requirements.txt"):
+    """Return what this Python needs, {distribution: ">=2.6", or ""}."""
+    found = re.findall(REQUIREMENT, (ROOT / file).read_text(), re.M)
+    minor = sys.version_info.minor
+    return {name: oldest for name, oldest, before in found if minor < int(before or 99)}
+
+
+def is_older(version, oldest):
+    """Return whether a version is before ">=2.6" or "==2.6". 2.6.0a0+site is not."""
+    both = [re.search(r"[\d.]*\d|$", text)[0].split(".") for text in (version, oldest)]
+    found, wanted = [[int(number or 0) for number in numbers] for numbers in both]
+    return found < wanted
+
+
+def load(file):
+    """Return a lesson as a module, for what it defines; file is its path from the root."""
+    path = ROOT / file
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

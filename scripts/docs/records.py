@@ -1,0 +1,108 @@
+"""Records of what the lessons printed and of what the tests of faults saw, and their tables.
+
+A record is a file of tests/records for a kind of machine: {lesson id: what is known of its run}.
+"""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+from catalog import ROOT
+from docs.pages import table
+
+RECORDS = ROOT / "tests" / "records"
+SHOWN = "2-cpu-cores"  # the record whose output the pages show
+AREAS = ["processes", "network", "data", "checkpoints", "use", "numerics"]
+
+
+def read_records():
+    """Return all records, {kind of machine: record}."""
+    return {file.stem: json.loads(file.read_text()) for file in sorted(RECORDS.glob("*.json"))}
+
+
+def note(command, result, machine, folder):
+    """Return the record of a lesson that ran in a folder; machine is a line on this machine."""
+    return {
+        "recorded": time.strftime("%Y-%m-%d"),
+        "on": machine,
+        "command": command,
+        "seconds": round(result["seconds"], 1),
+        "showed": result["showed"],
+        "output": clean(result["output"].rstrip(), folder).splitlines(),
+    }
+
+
+def write_record(kind, notes):
+    """Put notes, {lesson id: note}, into the record of a kind of machine. Return its path."""
+    path = RECORDS / f"{kind}.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(known | notes, indent=1) + "\n")
+    return path
+
+
+def clean(text, folder):
+    """Return a text without the names of this machine, of its nodes and of its folders."""
+    text = text.replace(str(folder), ".").replace(f"{ROOT}/.venv/bin/", "").replace(f"{ROOT}/", "")
+    text = re.sub(r"(?<![\w./:~-])/([\w.+-]+/)+", "", text)  # of every other path only the file
+    for number, name in enumerate(nodes_of_allocation(), 1):
+        text = re.sub(rf"\b{re.escape(name)}\b(\.[\w-]+)*", f"node{number}", text)  # and domain
+    return re.sub(rf"\b{re.escape(socket.gethostname())}\b", "this-machine", text)
+
+
+def nodes_of_allocation():
+    """Return the names of the current Slurm allocation's nodes, [] outside of one."""
+    if "SLURM_JOB_ID" not in os.environ:
+        return []
+    return subprocess.check_output(["scontrol", "show", "hostnames"], text=True).split()
+
+
+def measured(course, page):
+    """Return the table of what each lesson showed, with a column for each kind of machine."""
+    notes = [x for record in course.records.values() for x in record.values()]
+    recorded = {(x["recorded"], x["on"]) for x in notes}
+    command = "`python scripts/update_docs.py --record`"
+    lines = [f"Recorded on {date} with {command}: {on}." for date, on in sorted(recorded)]
+    rows = [[name] for name in course.lessons]
+    for record in course.records.values():
+        for row in rows:
+            x = record.get(row[0])
+            row.append(f"`{x['showed']}` {x['seconds']:.0f} s" if x else "")
+    kinds = [name.replace("-", " ").replace("cpu", "CPU") for name in course.records]
+    return "\n\n".join([*lines, table(["lesson", *kinds], rows)])
+
+
+def faults(course, page):
+    """Return the table of the faults, or None if the tests of faults have not just run."""
+    return course.faults
+
+
+def table_of_faults(folder):
+    """Return what the tests of faults wrote into a folder, as a table, area by area.
+
+    Faults with the same symptom and the same advice share a row.
+    """
+    seen = [json.loads(file.read_text()) for file in Path(folder).glob("*.json")]
+    rows = []
+    for area in AREAS:
+        rows.append([f"**{area}**", "", "", ""])
+        same = {}
+        for x in sorted(seen, key=lambda x: (x["order"], x["fault"])):
+            if x["area"] == area:
+                same.setdefault((symptom(x["seen"]), x["do"]), []).append(x)
+        for (words, advice), several in same.items():
+            names = "; ".join(x["fault"] for x in several)
+            seconds = [x["seconds"] for x in several if x["seconds"] is not None]
+            longest = f"{max(seconds):.0f}" if seconds else ""
+            rows.append([names, words, longest, advice])
+    return table(["fault", "what you will see", "seconds", "what to do"], rows)
+
+
+def symptom(text):
+    """Return the first and last line of what was seen, without the folder where the test ran."""
+    lines = [re.sub(r"(?<!\S)/\S+/(?=\S)", "", line).strip() for line in text.splitlines()]
+    lines = lines if len(lines) < 3 else [lines[0], "", lines[-1]]
+    return " ".join(f"`{line}`" if line else "..." for line in lines) or "the prompt"

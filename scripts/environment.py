@@ -1,0 +1,124 @@
+"""Start Python in an environment that has all of requirements.txt. Needs the standard library only.
+
+Usage: PYTHON environment.py [--tests] [--torch VERSION] -- ARGUMENTS_OF_PYTHON
+
+1. If PYTHON's environment has everything, it's used as it is.
+2. Otherwise .venv is made beside the README. If PYTHON has torch (a site module, conda), .venv sees
+   its packages, and torch and torchvision stay at the site's versions. If not, they come from PyPI
+   or, if TORCH_INDEX is set, from that index.
+With --torch, .venv-torch-VERSION has that torch, whatever the site has.
+
+The first line of .venv/made-from is the Python it was made from, which the launcher compares. The
+other lines are the site's packages that stay, such as torch==2.6.0.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+
+from catalog import ROOT, is_older, read_requirements
+
+
+def installed(name):
+    """Return the version of a distribution, "" if it is not installed. Do not import torch."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def lacks(name, oldest):
+    """Return whether a distribution is missing or too old."""
+    found = installed(name)
+    return not found or is_older(found, oldest)
+
+
+def make(venv, made_from):
+    """Make an environment. If a site's torch stays, it sees the packages of the active one."""
+    kept = " and ".join(made_from[1:])
+    what = f"It keeps the active {kept}." if kept else "This takes minutes, and several GB."
+    print(f"Making {venv.name}. {what}", flush=True)
+    if subprocess.run([sys.executable, "-m", "venv", "--clear", venv]).returncode:
+        todo = "Activate an environment that has them, or copy the course to a folder of your own."
+        why = f"{venv} cannot be made: the line above says why"
+        sys.exit(f"Packages of requirements.txt are missing, and {why}. {todo}")
+    if kept:
+        seen = [folder for folder in sys.path if folder.endswith("-packages")]
+        [packages] = venv.glob("lib/python3*/site-packages")
+        (packages / "active-environment.pth").write_text("\n".join([*seen, ""]))
+    (venv / "made-from").write_text("\n".join([*made_from, ""]))
+
+
+def install(needed, lacking, kept):
+    """Install what the current environment lacks."""
+    venv = Path(sys.prefix).name
+    print(f"Installing what {venv} lacks: {lacking}.", flush=True)
+    constraints = Path(sys.prefix, "constraints.txt")
+    constraints.write_text("\n".join([*kept, ""]))
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip += ["--constraint", str(constraints)]
+    # Without what the site has: for pip, its torch 2.6.0a0+site is older than torch>=2.6.
+    there = [line.partition("==")[0] for line in kept]
+    wanted = {name: name + oldest for name, oldest in needed.items() if name not in there}
+    index = os.environ.get("TORCH_INDEX")
+    if index and not kept:
+        both = [wanted["torch"], wanted["torchvision"]]  # from one index, or they do not fit
+        if subprocess.run([*pip, *both, "--index-url", index]).returncode:
+            why = "the lines above say why."
+            sys.exit(f"torch and torchvision could not be installed from {index}: {why}")
+    if subprocess.run([*pip, *wanted.values()]).returncode:
+        sys.exit(f"The packages could not be installed into {venv}: the lines above say why.")
+
+
+def choose_environment(venv, needed, own_torch):
+    """Return if this environment has what is needed; otherwise start again in one that does."""
+    lacking = ", ".join(name for name, oldest in needed.items() if lacks(name, oldest))
+    file = venv / "made-from"  # not in one that is half made, or not ours
+    made_from = file.read_text().splitlines() if file.exists() else []
+    inside = venv.exists() and venv.samefile(sys.prefix)
+    names = ("torch", "torchvision") if installed("torch") and not own_torch else ()
+    kept = [f"{name}=={installed(name)}" for name in names if installed(name)]
+    if kept and not inside and lacks("torch", needed["torch"]):
+        here = f"this environment has {installed('torch')}"
+        todo = "Load a newer module, or leave this environment: deactivate"
+        sys.exit(f"torch {needed['torch'].strip('>=')} or newer is needed; {here}. {todo}")
+    if not lacking and (inside or not own_torch):
+        return
+    if inside:
+        install(needed, lacking, made_from[1:])
+        return
+    wanted = [f"{sys.prefix} {sys.version}", *kept]
+    if made_from and made_from != wanted:
+        text = f"{venv} was made for an environment that is not active now: {', '.join(made_from)}"
+        todo = f"Activate that environment first, for example with module load, or delete {venv}."
+        sys.exit(f"{text}. {todo}")
+    if not made_from:
+        make(venv, wanted)
+    python = str(venv / "bin" / "python")  # which then installs the rest
+    os.execv(python, [python, *sys.argv])
+
+
+def main():
+    """Start the command."""
+    separator = sys.argv.index("--")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tests", action="store_true")
+    parser.add_argument("--torch")
+    options = parser.parse_args(sys.argv[1:separator])
+    venv = ROOT / ".venv"
+    needed = read_requirements("requirements.txt")
+    if options.tests:
+        needed |= read_requirements("tests/requirements.txt")
+    if options.torch:
+        venv = ROOT / f".venv-torch-{options.torch}"
+        needed["torch"] = f"=={options.torch}"
+    choose_environment(venv, needed, own_torch=options.torch)
+    os.execv(sys.executable, [sys.executable, *sys.argv[separator + 1 :]])
+
+
+if __name__ == "__main__":
+    main()

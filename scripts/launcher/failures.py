@@ -1,0 +1,98 @@
+"""Why a job ended: pass on what its processes say on stderr, and name the first to fail."""
+
+import contextlib
+import os
+import re
+import select
+import signal
+
+CANNOT = 69  # the exit status of a lesson that this machine or this PyTorch cannot run
+STDERR = 2
+SILENCE = 15  # seconds: srun may wait for a lost node without end
+# What PyTorch says if ranks did not meet in time: rank 0, and the others.
+TIMED_OUT = re.compile(r"Timed out after .* waiting for clients|client socket has timed out")
+LOST = re.compile(r"srun: error:.*(?:[Ff]ailure|failed) on (?:node )?([^ :]+)")
+TASK_REPORT = re.compile(r"launcher: (\d+\.\d+) (.*)")  # what a task tells the launcher
+
+
+class FailureReport:
+    """Why a job ended: gathered from what its processes say on stderr, which is passed on.
+
+    failures   [(seconds, words), ...], such as (1700.5, "rank 1 on node2 ended with exit status 3")
+    lost       the node that Slurm has lost
+    apart      whether the ranks did not meet in time
+    cannot     whether torchrun has told of a rank that ended with status CANNOT
+    """
+
+    def __init__(self):
+        self.failures, self.lost, self.apart, self.cannot = [], "", False, False
+
+    def take(self, line):
+        """Take a line of bytes, and pass it on unless it is a task's."""
+        text = line.decode(errors="replace").rstrip("\n")
+        told = TASK_REPORT.fullmatch(text)
+        if told:
+            self.failures.append((float(told[1]), told[2]))
+            return
+        write_stderr(line)
+        lost = LOST.match(text)
+        if lost:
+            self.lost = lost[1]
+        elif re.match(rf" *exitcode *: {CANNOT} ", text):  # torchrun itself ends with 1
+            self.cannot = True
+        elif TIMED_OUT.search(text):
+            self.apart = True
+
+    def conclude(self):
+        """Say what failed first and which node is lost. Return CANNOT if nothing failed, else 0."""
+        first = min(self.failures)[1] if self.failures else ""  # the others fail because of it
+        if self.cannot or first.endswith(f" ended with exit status {CANNOT}"):
+            return CANNOT
+        if first:
+            write_stderr(f"The first to fail: {first}.\n")
+        if self.lost:
+            write_stderr(f"Slurm has lost {self.lost}, or cannot reach it. The rest follows from that.\n")
+        elif self.apart:
+            write_stderr("The ranks did not meet in time. If a node was slow to read Python's files, run it")
+            write_stderr(" again, or wait longer: export DIST_TIMEOUT=300. If not, see scripts/doctor.sh\n")
+        return 0
+
+
+def write_stderr(text):
+    """Write to stderr immediately, text or bytes."""
+    data = text if isinstance(text, bytes) else text.encode()
+    with contextlib.suppress(BrokenPipeError):  # nobody reads on, but the ranks continue
+        while data:
+            data = data[os.write(STDERR, data) :]
+
+
+def forward(report, pipe, on_silence=None, silence=SILENCE):
+    """Give a report all lines of a pipe, the last one even if it is cut off.
+
+    on_silence is called once, if after a failure nothing arrives for that many seconds.
+    """
+    data, rest = b"more", b""
+    while data:
+        limit = silence if on_silence and report.failures else None
+        if not select.select([pipe], [], [], limit)[0]:
+            on_silence()
+            on_silence = None
+            continue
+        data = os.read(pipe, 1 << 16)
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            report.take(line + b"\n")
+    if rest:
+        report.take(rest + b"\n")
+
+
+def ending(status):
+    """Return how a command ended, in words, from its exit status as a shell or Python has it."""
+    with contextlib.suppress(ValueError):  # there is no such signal
+        return f"signal {signal.Signals(as_a_shell(status) - 128).name[3:]}"
+    return f"exit status {status}"
+
+
+def as_a_shell(status):
+    """Return Python's status of a command as a shell gives it: 137 instead of -9."""
+    return 128 - status if status < 0 else status

@@ -1,0 +1,121 @@
+"""One task of the step that srun has started, and how it starts its rank, as simulated nodes do.
+
+With --torchrun each node has one task, a torchrun, which starts the ranks there.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from launcher.failures import as_a_shell, ending, say
+from launcher.gpus import own_gpu_only
+from launcher.rendezvous import address_and_interface, interface_variables
+from launcher.monitor import watched
+from launcher.srun_options import count_gpus, expand
+
+# What a torchrun must not find: it sets these itself. Nodes may have different numbers of
+# ranks, so the last one, which says that all nodes are the same, must not be set.
+NOT_FOR_TORCHRUN = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"]
+NOT_FOR_TORCHRUN += ["MASTER_ADDR", "MASTER_PORT", "TORCH_ELASTIC_WORKER_IDENTICAL"]
+
+
+def run(options):
+    """Run this task's rank, or with --torchrun its node's torchrun. Return its exit status."""
+    node = os.environ["SLURMD_NODENAME"]
+    address, interface = address_and_interface(node, leads_to=os.environ["MASTER_ADDR"])
+    variables = {**variables_of_rank(os.environ, options.torchrun), **interface_variables(interface)}
+    command, environment = rank_command(options, variables, address)
+    # At Ctrl-C, the rank may say something. This process would only add a traceback.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    log = f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}-{node}"
+    with watched([log] if options.monitor and variables["LOCAL_RANK"] == "0" else []):
+        # If Slurm tracks processes with control groups, it signals only those that it has
+        # started itself, such as this one. And the rank may have something to save.
+        process, forwarded = start_and_forward_signals(command, [signal.SIGTERM], env=environment)
+        status = process.wait()
+    if status and not forwarded:
+        who = "torchrun" if options.torchrun else f"rank {variables['RANK']}"
+        write_stderr(f"launcher: {time.time():.6f} {who} on {node} ended with {ending(status)}\n")
+        time.sleep(0.5)  # srun ends a job with the first of its tasks, and may drop what was said
+    return as_a_shell(status)
+
+
+def variables_of_rank(given, torchrun):
+    """Return the variables of a rank, {name: text}, from those that Slurm and slurm.py set."""
+    node = int(given["SLURM_NODEID"])
+    tasks = expand(given["SLURM_STEP_TASKS_PER_NODE"])[node]
+    cpus = int(given.get("SLURM_CPUS_PER_TASK") or int(given["SLURM_CPUS_ON_NODE"]) // tasks)
+    ranks = expand(given["RANKS_PER_NODE"])[node]
+    variables = {
+        "RANK": given["SLURM_PROCID"],
+        "LOCAL_RANK": given["SLURM_LOCALID"],
+        "WORLD_SIZE": given["SLURM_STEP_NUM_TASKS"],
+        "LOCAL_WORLD_SIZE": str(tasks),
+        "RANKS_PER_NODE": str(ranks),
+        "OMP_NUM_THREADS": threads(cpus * tasks // ranks, ranks),
+    }
+    gpus = count_gpus(given)
+    if gpus and not torchrun and own_gpu_only(given):
+        variables["GPUS_ON_NODE"] = str(gpus)
+    return variables
+
+
+def threads(cpus, ranks):
+    """Return how many threads a rank should use: its CPUs, but at most its share of the machine's.
+
+    It is a text, for the environment. What the user has set stays.
+    """
+    share = max(1, min(cpus, os.cpu_count() // ranks))
+    return os.environ.get("OMP_NUM_THREADS") or str(share)
+
+
+def rank_command(options, variables, address):
+    """Return the command of a rank, or of a node's torchrun, and its environment.
+
+    options     launch.py's
+    variables   RANK, LOCAL_RANK and so on, {name: text}, in addition to this process's
+    address     how the others reach this node
+    """
+    environment = {**os.environ, **variables}
+    if not options.torchrun:
+        return [sys.executable, "-u", *options.command], environment
+    host, port = environment["MASTER_ADDR"], environment["MASTER_PORT"]
+    for name in NOT_FOR_TORCHRUN:
+        environment.pop(name, None)
+    # Or restarted ranks look for the old ones' addresses.
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    # Seconds for a rank to end, then by force.
+    environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "5"
+    command = [sys.executable, "-m", "torch.distributed.run"]
+    command += ["--nnodes", variables["WORLD_SIZE"]]
+    command += ["--nproc-per-node", variables["RANKS_PER_NODE"]]
+    command += ["--max-restarts", str(options.max_restarts or 0)]
+    command += ["--redirects", "2" if options.max_restarts else "0", "--log-dir", "runs/torchrun"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-id", port]
+    command += ["--rdzv-endpoint", f"{host}:{port}"]
+    command += ["--rdzv-conf", f"is_host={int(variables['RANK'] == '0')}"]
+    return [*command, "--local-addr", address, *options.command], environment
+
+
+def start_and_forward_signals(command, signals, **options):
+    """Start a command and pass signals on to it. Return its Popen object, and a list of those.
+
+    signals   the numbers. What is ignored stays ignored
+    """
+    running, forwarded = [], []
+
+    def forward_signal(number, frame):
+        forwarded.append(number)
+        for process in running:
+            process.send_signal(number)
+
+    for number in signals:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, forward_signal)
+    running.append(subprocess.Popen(command, **options))
+    for number in forwarded:  # they came before it was started
+        running[0].send_signal(number)
+    return running[0], forwarded

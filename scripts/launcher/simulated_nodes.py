@@ -1,0 +1,131 @@
+"""Without Slurm: nodes that are simulated on this machine, each with its own ranks."""
+
+import contextlib
+import os
+import queue
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from launcher.failures import CANNOT, FailureReport, as_a_shell, ending, forward, say
+from launcher.gpus import find_gpus, share_gpus
+from launcher.rendezvous import reserve_port, interface_variables
+from launcher.monitor import watched
+from processes import Group, end_on_signals
+from launcher.rank import rank_command, threads
+
+GRACE = 5  # seconds from SIGTERM to SIGKILL. What started the launcher waits longer
+LAST_WORDS = 1.5  # seconds in which the others usually end by themselves, and may say why
+
+
+def run(options):
+    """Run a command on simulated nodes, or only say how; return the exit status."""
+    nodes, each = options.local
+    # Until this function returns. A torchrun opens the port itself.
+    reserved = reserve_port() if options.torchrun else listen(os.environ.get("MASTER_PORT"))
+    port = (options.torchrun and os.environ.get("MASTER_PORT")) or str(reserved.getsockname()[1])
+    masks, on = share_gpus(find_gpus(), nodes, each)
+    common = interface_variables("lo")
+    common["OMP_NUM_THREADS"] = threads(len(os.sched_getaffinity(0)), nodes * each)
+    print(f"nodes: {nodes} simulated on {socket.gethostname()}, ", end="")
+    print(f"ranks on each: {each}, in all: {nodes * each}")
+    print(f"rendezvous: 127.0.0.1:{port}, interface {common['GLOO_SOCKET_IFNAME']}")
+    python = os.environ.get("PYTHON", sys.executable)
+    print(f"each rank: OMP_NUM_THREADS={common['OMP_NUM_THREADS']} {python}, on {on}", flush=True)
+    if options.dry_run:
+        print(" ".join(map(shlex.quote, [python, "-u", *options.command])))
+        return 0
+    tasks = 1 if options.torchrun else each  # on each node
+    common.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANKS_PER_NODE=str(each))
+    common.update(WORLD_SIZE=str(nodes * tasks), LOCAL_WORLD_SIZE=str(tasks))
+    if not options.torchrun:
+        common["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # or rank 0 would open one for everybody
+    ranks = {}
+    for rank in range(nodes * tasks):
+        node = rank // tasks
+        variables = {**common, **masks[node], "RANK": str(rank), "LOCAL_RANK": str(rank % tasks)}
+        who = "torchrun" if options.torchrun else f"rank {rank}"
+        ranks[f"{who} on simulated node {node}"] = rank_command(options, variables, "127.0.0.1")
+    names = [f"local-{port}-simulated-node-{node}" for node in range(nodes)]
+    end_on_signals(signal.SIGINT)  # or each rank would be sent it, and print a traceback
+    meeting = contextlib.nullcontext() if options.torchrun else store_at(reserved)
+    with watched(names if options.monitor else []), meeting, Group(GRACE) as group:
+        return run_ranks(ranks, group)
+
+
+def listen(port):
+    """Return a socket to which only this machine can connect, at this port or any free one."""
+    try:
+        return socket.create_server(("127.0.0.1", int(port or 0)))
+    except (OSError, OverflowError, ValueError) as error:
+        todo = "With `unset MASTER_PORT` the launcher finds a free one."
+        sys.exit(f"MASTER_PORT {port} cannot be used: {error}. {todo}")
+
+
+@contextlib.contextmanager
+def store_at(listener):
+    """Keep the store in which the ranks meet, in a process that ends with this one."""
+    command = [sys.executable, Path(__file__).with_name("store.py"), str(listener.fileno())]
+    options = {"stdin": subprocess.PIPE, "pass_fds": [listener.fileno()]}
+    options["stderr"] = subprocess.DEVNULL  # if it has no torch, the ranks say so
+    with subprocess.Popen(command, **options, process_group=0) as process:  # no Ctrl-C for it
+        listener.close()  # if the store ends, the ranks must notice
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def run_ranks(ranks, group):
+    """Run ranks on this machine; when one fails, stop the others. Return the exit status.
+
+    ranks   the command and the environment of each, {name: (command, environment)}
+    group   the processes.Group that they are to belong to
+    """
+    report, ended = FailureReport(), queue.SimpleQueue()
+    ours, theirs = os.pipe()
+    reader = threading.Thread(target=forward, args=(report, ours), daemon=True)
+    reader.start()
+    try:
+        for name, (command, environment) in ranks.items():
+            process = group.start(command, env=environment, stderr=theirs)
+            # A thread waits for each of them, so their ends come in the right order.
+            wait = threading.Thread(target=note_end, args=(process, name, ended), daemon=True)
+            wait.start()
+        os.close(theirs)
+        status = wait_for_all(list(ranks), ended, report)
+        if not status:
+            for process in group.settle():
+                write_stderr(f"Left behind by a rank, so killed: process {process}\n")
+    finally:
+        group.end()
+        reader.join(1)  # no longer: a process that nobody can find may hold the pipe
+    return report.conclude() or as_a_shell(status)
+
+
+def wait_for_all(running, ended, report):
+    """Wait until all ranks have ended or one has failed, and tell. Return its status, or 0."""
+    status = 0
+    while running and not status:
+        name, status = ended.get()
+        running.remove(name)
+    if not status:
+        return 0
+    report.failures.append((time.time(), f"{name} ended with {ending(status)}"))
+    time.sleep(LAST_WORDS)
+    while not ended.empty():
+        running.remove(ended.get()[0])
+    # They hang, or are busy with something. If it is CANNOT, none has failed.
+    for name in running if status != CANNOT else []:
+        write_stderr(f"Still running: {name}.\n")
+    return status
+
+
+def note_end(process, name, ended):
+    """Wait for a rank, and put its name and exit status into a queue."""
+    ended.put((name, process.wait()))

@@ -1,0 +1,109 @@
+"""Inside a Slurm allocation: ask the nodes, say what was chosen, start srun and see how it ends."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from launcher.failures import SILENCE, FailureReport, as_a_shell, forward, say
+from launcher.rendezvous import address_and_interface, reserve_port
+from launcher.srun_options import choose_ranks, count_gpus, for_srun, in_a_step, options_of
+from launcher.rank import start_and_forward_signals
+
+SCRIPT = Path(__file__).resolve().parents[1] / "multinode_setup_and_run.sh"
+
+
+def run(options):
+    """Run a command on all nodes of the job, or only say how; return the exit status."""
+    nodes = nodes_of_job()
+    answers = probe_nodes(nodes)
+    gpus = [found["ranks"] for found in answers]
+    ranks = choose_ranks(gpus if len(gpus) > 1 else gpus * len(nodes), os.environ)
+    cpus, srun = options_of(nodes, ranks, options.torchrun, os.environ)
+    address = os.environ.get("MASTER_ADDR") or answers[0]["address"]
+    port = os.environ.get("MASTER_PORT") or str(answers[0]["port"])
+    interface = answers[0]["interface"] or "-"
+    each = " ".join(map(str, ranks if len(set(ranks)) > 1 else ranks[:1]))
+    print(f"nodes: {' '.join(nodes)}, ranks on each: {each}, in all: {sum(ranks)}")
+    print(f"rendezvous: {address}:{port}, interface {interface}")
+    by = "torchrun" if options.torchrun else "srun"
+    print(f"each rank: {cpus} CPUs, {os.environ['PYTHON']}, started by {by}", flush=True)
+    os.environ.update(MASTER_ADDR=address, MASTER_PORT=port)
+    os.environ["RANKS_PER_NODE"] = " ".join(map(str, ranks))
+    command = ["srun", *srun, str(SCRIPT), "--as-task"]
+    command += ["--torchrun"] * options.torchrun + ["--monitor"] * options.monitor
+    if options.max_restarts:
+        command += ["--max-restarts", str(options.max_restarts)]
+    command += options.command
+    if options.dry_run:
+        print(" ".join(map(shlex.quote, command)))
+        return 0
+    return supervise(command)
+
+
+def nodes_of_job():
+    """Return the names of the job's nodes. Exit if they could not meet."""
+    show = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
+    try:
+        nodes = subprocess.check_output(show).decode().split()
+    except FileNotFoundError:
+        words = "If PYTHON starts a container, you also need a python3 outside of it."
+        sys.exit(f"{sys.executable} finds no scontrol. {words}")
+    address = os.environ.get("MASTER_ADDR", "")
+    if len(nodes) > 1 and address.startswith(("127.", "localhost")):
+        words = "where each node finds only itself: unset MASTER_ADDR"
+        sys.exit(f"MASTER_ADDR is {address}, {words}")
+    return nodes
+
+
+def probe_nodes(nodes):
+    """Ask nodes for what print_probe() prints. Return a list of such dicts, the first node's first."""
+    # Only the first node knows which of its ports is free. The others have the same GPUs, unless
+    # these were counted for all nodes together.
+    options = ["--nodes=1", "--ntasks=1", f"--nodelist={nodes[0]}", "--overlap"]
+    if os.environ.get("SLURM_GPUS"):
+        options = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"]
+        options += ["--overlap"] if in_a_step(os.environ) else []
+    command = ["srun", "--export=ALL", *options, str(SCRIPT), "--as-probe"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, env=for_srun(os.environ))
+    answers = re.findall("^probe: (.*)$", done.stdout.decode(errors="replace"), re.M)
+    if done.returncode or not answers:
+        sys.exit(f"The first node, {nodes[0]}, could not be asked for a free port: see above.")
+    return sorted(map(json.loads, answers), key=lambda found: found["node"])
+
+
+def print_probe():
+    """On a node: print its number, for how many ranks it has GPUs, and where ranks could meet."""
+    leads_to = os.environ.get("MASTER_ADDR")
+    address, interface = address_and_interface(os.environ["SLURMD_NODENAME"], leads_to)
+    found = {"node": int(os.environ["SLURM_NODEID"]), "ranks": count_gpus(os.environ) or 1}
+    with reserve_port() as reserved:
+        port = reserved.getsockname()[1]
+    found.update(address=address, interface=interface, port=port)
+    print("probe:", json.dumps(found), flush=True)
+
+
+def supervise(command, silence=SILENCE):
+    """Run srun, pass on what it says on stderr, and say which rank failed first. Return its status.
+
+    silence   after so many seconds without a word, an srun that has told of a failure is killed
+    """
+    ends = [signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM]
+    srun, _ = start_and_forward_signals(command, ends, env=for_srun(os.environ), stderr=subprocess.PIPE)
+
+    def give_up():
+        srun.kill()
+        write_stderr("A node does not answer: see the one with a * in sinfo -N. srun still waited for it.\n")
+
+    report = FailureReport()
+    arguments = (report, srun.stderr.fileno(), give_up, silence)
+    reader = threading.Thread(target=forward, args=arguments, daemon=True)
+    reader.start()
+    srun.wait()
+    reader.join(5)  # no longer: a process that srun has left behind may hold the pipe
+    return report.conclude() or as_a_shell(srun.returncode)

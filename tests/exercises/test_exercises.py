@@ -1,0 +1,212 @@
+"""The exercises: as given each fails with its symptom, solved it passes, and check.py says so."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from catalog import read_exercises
+from exercises.runner import run as run_check
+from support.run import ROOT, copy_tree, output_of, wait_for
+from support.run import run as run_command
+import processes
+from support.forked_ranks import run_ranks
+
+EXERCISES = {exercise["id"]: exercise for exercise in read_exercises()}
+# 15.1 shards a model, 17.2 runs PyTorch's pipeline. Before torch 2.8 that needs GPUs.
+NOT_ON_CPUS = pytest.mark.skipif(
+    torch.__version__ < (2, 8), reason="this torch cannot shard or pipeline on CPUs"
+)
+IDS = [
+    pytest.param(x, marks=NOT_ON_CPUS if x in ("15.1", "15.6", "15.7", "17.2") else ())
+    for x in EXERCISES
+]
+LIMIT = 100  # seconds for an exercise that ends: several tests share the cores
+
+
+def file_of(exercise_id, solution=False, root=ROOT):
+    file = root / EXERCISES[exercise_id]["file"]
+    return file.parent / "solutions" / file.name if solution else file
+
+
+# How the lines begin that say NO, one for each of the three faults of a capstone.
+CAPSTONES = {"8.3": {"report", "step", "work"}}
+CAPSTONES["11.4"] = {"between epochs", "between ranks", "within a rank"}
+
+
+def wrong_lines(lines):
+    """Return the sentences of a check that say NO."""
+    return [sentence for right, sentence in lines if not right]
+
+
+@pytest.mark.parametrize("exercise_id", IDS)
+@pytest.mark.parametrize("solved", [False, True], ids=["as given", "solved"])
+def test_as_given_it_fails_and_solved_it_passes(solved, exercise_id):
+    lines = run_check(EXERCISES[exercise_id], file_of(exercise_id, solved), LIMIT)
+    assert lines
+    assert bool(wrong_lines(lines)) != solved, lines
+    for _, sentence in lines:  # what was measured, and what is allowed: it has not crashed
+        assert re.search(r"right: |limits? ", sentence)
+        assert "not finished" not in sentence
+    if exercise_id in CAPSTONES and not solved:
+        assert {line.partition(":")[0] for line in wrong_lines(lines)} >= CAPSTONES[exercise_id]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("exercise_id", IDS)
+def test_by_hand_the_solution_runs_and_the_given_shows_something_else(exercise_id, tmp_path):
+    ranks = EXERCISES[exercise_id]["processes"]
+    solved = output_of(run_ranks(ranks, file_of(exercise_id, solution=True), cwd=tmp_path))
+    assert "Traceback" not in solved
+    assert run_ranks(ranks, file_of(exercise_id), cwd=tmp_path)[1] != solved
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_python_starts_the_ranks(tmp_path):
+    status, output = run_command([sys.executable, file_of("2.1", True)], 200, tmp_path, None)
+    assert status == 0
+    assert re.findall(r"^epoch (\d)", output, re.M) == [*"01234"]
+
+
+# What may go wrong in a learner's function: {exercise: (function, its body, what the check says)}.
+BROKEN = {
+    "0.1": ("mean", 'raise ValueError("ouch")', r"rank 0: line \d+: ValueError: ouch"),
+    "1.1": ("time_all_reduce", "sys.exit(3)", r"rank 0: called exit\(3\)"),
+    "4.4": ("my_part", "os._exit(0)", r"rank 0: the process ended without a message"),
+    "8.2": ("learning_rates", "while True: pass", r"rank 0, 1: not finished \(limit 4 s\)"),
+    "9.2": ("make_groups", "return (", r"rank 0: line \d+: SyntaxError"),
+    "10.2": (
+        "evaluate",
+        "return 0.5 if dist.get_rank() != 1 else dist.barrier()",
+        r"rank 1: not finished \(limit 4 s\)",
+    ),
+    "14.2": ("train", "return None", r"rank 0: .*TypeError"),
+}
+
+
+@pytest.mark.parametrize("exercise_id", BROKEN)
+def test_a_broken_function_gets_a_plain_line(exercise_id, tmp_path):
+    name, body, message = BROKEN[exercise_id]
+    imports = "import os\nimport sys\nimport torch.distributed as dist\n"
+    file = tmp_path / "broken.py"
+    file.write_text(f"{imports}\ndef {name}(*args):\n    {body}\n")
+    wrong = wrong_lines(run_check(EXERCISES[exercise_id], file, limit=4))
+    assert any(re.match(message, line) for line in wrong), wrong
+
+
+# Half a solution, or one with another mistake: {exercise: (its text, instead, what is wrong)}.
+WRONG = {
+    "4.2": ("set_epoch(epoch)", "set_epoch(epoch + rank)", r"all ranks: numbers seen exactly o"),
+    "4.5": ("sampler.set_epoch(epoch)", "pass", r"rank 0: epoch 0 begins with .* a new order"),
+    "8.3": ("return losses / world_size", "return losses", r"report: .* are reported as 10"),
+    "9.1": ("if dist.get_rank(within) == 0:", "if True:", r"node 0: ranks that have read .*: 2"),
+    "15.4": ("scores.amax(1, keepdim=True)", "torch.zeros(1)", r"rank 0: large scores: nan, "),
+    "17.1": (" / micro_batches", " / 8", r"rank 0: gradients with 2 micro-batches: .*off by"),
+}
+
+
+@pytest.mark.parametrize("exercise_id", WRONG)
+def test_half_a_solution_does_not_pass(exercise_id, tmp_path):
+    right, instead, message = WRONG[exercise_id]
+    text = file_of(exercise_id, solution=True).read_text()
+    assert text.count(right) == 1
+    file = tmp_path / "wrong.py"
+    file.write_text(text.replace(right, instead))
+    wrong = wrong_lines(run_check(EXERCISES[exercise_id], file, LIMIT))
+    assert any(re.match(message, line) for line in wrong), wrong
+
+
+# check.py, used well and badly
+
+
+@pytest.fixture
+def course(tmp_path):
+    """A copy of what check.py needs, to be changed as learners do."""
+    root = tmp_path / "my course"
+    for folder in ("scripts", "day1/exercises", "day2/exercises"):
+        copy_tree(ROOT / folder, root / folder)
+    (root / "data").symlink_to(ROOT / "data")
+    return root
+
+
+def check(course, *arguments):
+    """Run check.py to its end; return (exit status, what it printed). It must leave nothing."""
+    command = [sys.executable, course / "scripts" / "check.py", *arguments]
+    status, output = run_command(command, 200, course.parent, None)
+    assert "Traceback" not in output
+    return status, output
+
+
+def states(course, *lesson):
+    """Return {id: passed or not yet}, as check.py lists them."""
+    status, output = check(course, *lesson)
+    assert status == 0
+    return dict(re.findall(r"^ *(\d+\.\d+)  (passed|not yet) ", output, re.M))
+
+
+def test_next_goes_from_one_exercise_to_the_following(course):
+    first, second, *_ = EXERCISES
+    assert states(course) == dict.fromkeys(EXERCISES, "not yet")
+    status, output = check(course, "next")
+    assert status == 1
+    assert output.startswith(f"{first}  {EXERCISES[first]['file']}, ranks: 4\nTask:    Complete")
+    assert output.endswith("\nnot yet\n")
+    assert "What was wrong" not in output  # symptoms, no causes
+    shutil.copyfile(file_of(first, solution=True), course / EXERCISES[first]["file"])
+    status, output = check(course, "next")
+    assert status == 0
+    assert f"What was wrong: {EXERCISES[first]['consequence']}\npassed\n" in output
+    assert output.endswith(f"\nnext: {EXERCISES[second]['file']}\n")
+    assert states(course, "0") == {first: "passed", second: "not yet"}
+    with (course / EXERCISES[first]["file"]).open("a") as file:
+        file.write("# changed since\n")
+    assert states(course)[first] == "not yet"
+
+
+def test_hints_come_one_at_a_time_and_run_nothing(course):
+    hints = EXERCISES["0.1"]["hints"]
+    for number, hint in [*enumerate(hints, 1), (1, hints[0])]:  # after the last the first again
+        expected = f"0.1, hint {number} of 3: {hint}\n"
+        assert check(course, "next" if number == 2 else "0.1", "--hint") == (0, expected)
+    assert states(course)["0.1"] == "not yet"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["99.9"], "There is no exercise 99.9. python scripts/check.py lists them."),
+        (["13", "--hint"], "--hint takes one exercise: python scripts/check.py 4.1 --hint"),
+        (["--solution"], "--solution takes one exercise: python scripts/check.py 4.1 --solution"),
+    ],
+)
+def test_a_wrong_argument_gets_one_sentence(arguments, says):
+    assert check(ROOT, *arguments) == (2, f"{says}\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_check_that_is_stopped_leaves_no_process_and_a_whole_record(number, course):
+    """Ctrl-C, which the terminal sends to all in the foreground, the end of a session, kill -9."""
+    check(course, "4.1", "--hint")
+    text = "import os\nopen(f'{__file__}.{os.getpid()}', 'w')\nwhile True:\n    pass\n"
+    file = course / EXERCISES["0.1"]["file"]
+    file.write_text(text)
+    command = [sys.executable, course / "scripts" / "check.py", "0.1"]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with processes.Group() as group:
+        job = group.start(command, **streams)
+        ready = wait_for(lambda: len([*file.parent.glob(f"{file.name}.*")]) == 4, 60)
+        if number == signal.SIGINT:
+            os.killpg(job.pid, number)
+        else:
+            job.send_signal(number)
+        ended = wait_for(lambda: job.poll() is not None and not group.processes(), 15)
+    assert ready
+    assert ended
+    assert job.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    assert "Traceback" not in job.communicate()[0]
+    _, output = check(course, "4.1", "--hint")
+    assert output.startswith("4.1, hint 2 of 3")

@@ -1,0 +1,93 @@
+"""What people copy into programs of their own: as one process, or it stops and says why."""
+
+import re
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from support.run import LESSONS, ROOT, load, output_of
+from support.forked_ranks import run_ranks
+from torch import nn
+
+FILES = {x: ROOT / LESSONS[x]["file"] for x in ("4", "5", "15")}
+FILES |= {x: next(ROOT.glob(f"day?/exercises/solutions/{x}_*.py")) for x in ("4.5", "15.3")}
+SITUATIONS = ["frozen", "tied", "twice", "bf16", "two dtypes", "unused"]
+SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}
+
+
+class Model(nn.Module):
+    """Three layers, and something that real models have."""
+
+    def __init__(self, situation):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        if situation == "tied":
+            self.layers[1].weight = self.layers[0].weight
+        self.layers[0].weight.requires_grad = situation != "frozen"
+        self.layers[: {"bf16": 3, "two dtypes": 1}.get(situation, 0)].bfloat16()
+        self.used = self.layers[::2] if situation == "unused" else self.layers
+
+    def forward(self, x):
+        for layer in self.used:
+            x = layer(x.tanh().to(layer.weight.dtype))
+        return x.float()
+
+
+def train(way, situation, rank, ranks):
+    """Train as one of the ranks with the code of a file, or without. Return what it computes."""
+    model, code = Model(situation), way and load(FILES[way])
+    parameters = model.parameters()
+    if way == "15":
+        parameters = [code.ByHand(piece).part for piece in (model.layers[2], model)]
+    if way == "15.3":
+        optimizer = code.ZeroOne(model, torch.optim.SGD, **SGD)
+    else:
+        optimizer = torch.optim.SGD(parameters, **SGD)
+    batches = torch.randn(4, 8, 6, generator=torch.Generator().manual_seed(0))
+    for batch in batches:
+        parts = batch.chunk(ranks)[rank].chunk(2 if situation == "twice" else 1)
+        for part in parts:
+            (model(part).square().mean() / len(parts)).backward()
+        if way in ("4", "4.5", "5"):
+            code.average_gradients(model)
+        optimizer.step()
+        (model if way == "15.3" else optimizer).zero_grad()
+    with torch.no_grad():
+        return model(batches[0])
+
+
+def test_it_trains_as_one_process_does_or_stops_and_says_why(tmp_path):
+    output = output_of(run_ranks(2, __file__, *SITUATIONS, cwd=tmp_path))
+    found = re.findall(r"^(\S+), (.*?): (.*)$", output, re.M)
+    assert len(found) == len(FILES) * len(SITUATIONS), output
+    for way, situation, result in found:
+        if situation == "unused" or (way in ("15", "15.3") and situation == "two dtypes"):
+            assert re.search("freeze what the loss|NoneType|two dtypes", result), output
+        else:
+            assert float(result) <= (2e-2 if situation == "bf16" else 1e-6), output
+
+
+def test_one_rank_without_a_gradient_stops_all(tmp_path):
+    status, output = run_ranks(2, __file__, cwd=tmp_path)
+    assert status == 1
+    assert "AssertionError: no gradient" in output
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    rank = dist.get_rank()
+    if len(sys.argv) == 1:
+        train("4", "unused" if rank else "", rank, 2)
+    for situation in sys.argv[1:]:
+        alone = train(None, situation, 0, 1)
+        for way in FILES:
+            try:
+                result = (train(way, situation, rank, 2) - alone).abs().max().item()
+            except (AssertionError, TypeError) as error:
+                result = " ".join(str(error).split())
+            if rank == 0:
+                print(f"{way}, {situation}: {result}")
+    dist.barrier()
+    dist.destroy_process_group()

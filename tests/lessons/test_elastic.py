@@ -1,0 +1,121 @@
+"""Lesson 12: stopped and started again, it ends where it would have ended."""
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.run import LAUNCHER, LESSONS, ROOT, seeded_rng, output_of, proof_of, rank_of
+import processes
+from support.mutants import assert_disproved, write_mutant
+from support.forked_ranks import run_ranks
+
+FULL = pytest.mark.full
+LESSON = ROOT / LESSONS["12"]["file"]
+SNAPSHOT = Path("runs", LESSON.stem, "snapshot.pt")
+# 3,198 images: 50 steps in an epoch of 2 ranks, and each of 3 ranks has as many images.
+FEW = ("--images", 3198, "--batch-size", 32, "--save-every", 10)
+SHORT = ("--images", 1280, "--save-every", 4)
+
+
+def start(*arguments, cwd):
+    """Start the launcher; return the Job."""
+    command = [LAUNCHER, "--local", *arguments]
+    return processes.Job(command, 200, cwd=cwd, stderr=subprocess.STDOUT)
+
+
+def left_in(folder):
+    """Return the names of the files that the lesson has left."""
+    return {x.name for x in (folder / SNAPSHOT).parent.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "crash", "goes_on"),
+    [
+        (1, 8, "epoch 0 after 256 images"),
+        (2, 14, "epoch 0 after 1,280 images"),
+        pytest.param(3, 11, "epoch 0 after 1,278 images", marks=FULL),
+        pytest.param(3, 14, "epoch 1 after 768 images", marks=FULL),
+    ],
+)
+def test_a_job_that_failed_ends_where_it_would_have_ended(ranks, crash, goes_on, tmp_path):
+    command = (ranks, LESSON, *SHORT, "--epochs", 2, "--crash-at-step", crash)
+    status, output = run_ranks(*command, cwd=tmp_path)
+    assert status == 1
+    assert f"RuntimeError: rank 0 fails after step {crash}, as told" in output
+    output = output_of(run_ranks(*command, cwd=tmp_path))
+    assert f"start 2: resumes in {goes_on}\n" in output
+    assert proof_of(output).startswith("=> starts: 2, images once an epoch: 1,2")
+    assert proof_of(output).endswith("parameters as without a stop: ok")
+    assert left_in(tmp_path) == {"model.pt"}
+
+
+def test_torchrun_starts_the_ranks_again_when_one_is_killed(tmp_path):
+    """kill -9 at any step: the job goes on from its last snapshot."""
+    choose = seeded_rng()
+    at = choose.choice((10, 20, 30))
+    with start("1x2", "--max-restarts", 1, LESSON, *FEW, cwd=tmp_path) as job:
+        next(line for line in job.lines() if line.startswith(f"step {at}: snapshot"))
+        os.kill(rank_of(job, choose.randrange(2)), signal.SIGKILL)
+        assert job.wait() == 0, job.output
+    proof = proof_of(job.output)
+    assert proof.startswith("=> starts: 2, images once an epoch: 3,198 of 3,198 (limit")
+    assert proof.endswith("parameters as without a stop: ok")
+
+
+def stop_by(number, ranks, folder):
+    """Start the lesson, and give its last rank a signal after the first snapshot."""
+    with start(ranks, LESSON, *FEW, "--epochs", 3, cwd=folder) as job:
+        next(line for line in job.lines() if line.startswith("step "))
+        os.kill(rank_of(job, ranks - 1), number)
+        assert job.wait() == 0, job.output
+    assert job.output.count("\nStopped as told. The same command resumes from here.\n") == 1
+
+
+def test_stopped_by_signals_it_goes_on_with_other_numbers_of_ranks(tmp_path):
+    for ranks, number in ((2, signal.SIGTERM), (1, signal.SIGUSR1)):
+        stop_by(number, ranks, tmp_path)
+    output = output_of(run_ranks(3, LESSON, *FEW, "--epochs", 3, cwd=tmp_path))
+    assert re.search(r"^start 3: resumes in epoch \d after [\d,]+ images$", output, re.M)
+    # Another number of ranks makes another global batch: other parameters, but the same images.
+    assert re.fullmatch(
+        r"=> starts: 3, images once an epoch: 3,19\d of 3,198 \(limit 3,1\d\d\), "
+        r"parameters not compared \(2, 1, 3 ranks\): ok",
+        proof_of(output),
+    )
+    assert left_in(tmp_path) == {"model.pt"}
+
+
+def test_a_snapshot_of_another_job_is_not_used(tmp_path):
+    status, output = run_ranks(1, LESSON, *SHORT, "--crash-at-step", 10, cwd=tmp_path)
+    assert status == 1, output
+    status, output = run_ranks(1, LESSON, *SHORT, "--lr", 1, cwd=tmp_path)
+    assert status == 1
+    assert "snapshot.pt is from a job with different arguments. Use those, or rename " in output
+    assert "Traceback" not in output
+
+
+MUTANTS = [
+    ('        self.optimizer.load_state_dict(state["optimizer"])\n', "", "1,280"),
+    ('        self.model.load_state_dict(state["model"])\n', "", "1,280"),
+    ("order[seen + self.rank ::", "order[self.rank ::", "256"),
+]
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong", "once"), [MUTANTS[0], *(pytest.param(*x, marks=FULL) for x in MUTANTS[1:])]
+)
+def test_lesson_12_says_what_it_has_forgotten(line, wrong, once, tmp_path):
+    mutant = write_mutant(tmp_path, "12", (line, wrong))
+    few = (*SHORT, "--crash-at-step", 6)
+    status, output = run_ranks(2, mutant, *few, cwd=tmp_path)
+    assert status == 1
+    assert "RuntimeError: rank 0 fails after step 8" in output
+    says = rf"images once an epoch: {once} of 1,280 \(limit 1,279\), parameters DIFFERENT: WRONG$"
+    # torchrun starts a job again that ends with 1. That must not make it right.
+    for starts in (2, 3):
+        status, output = run_ranks(2, mutant, *few, cwd=tmp_path)
+        assert status == 1, output
+        assert_disproved(output, f"^=> starts: {starts}, {says}")

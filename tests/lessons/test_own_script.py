@@ -1,0 +1,320 @@
+"""A script of one's own: the boxes of the pages are applied in their order, and train."""
+
+import ast
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from docs.blocks import Course
+from support.run import LAUNCHER, LESSONS, ROOT, launch, cached_across_workers, output_of, rank_of, run
+import processes
+from support.forked_ranks import run_ranks
+
+PAGE = "day1/OWN_SCRIPT.md"
+ORDER = ["6", "testing", "7", "8", "11", "12", "13", "15"]
+# Where a box stands, and what comes before it on its page.
+PLACES = {x["id"]: (x["file"], "\n## In your own script\n") for x in Course().pages if "id" in x}
+PLACES |= {
+    "testing": (PAGE, "\n## Testing on all ranks\n"),
+    "equal": (PAGE, "\n**Equal parameters.**"),
+}
+# Without all that keeps N ranks from having the losses of one process.
+REPEATABLE = ("--norm", "group", "--dropout", 0, "--no-augment")
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+full = pytest.mark.full
+
+
+def changed(script, box):
+    """Return a script after the changes that a box shows, hunk by hunk."""
+    page, before = PLACES[box]
+    text = (ROOT / page).read_text().partition(before)[2]
+    for hunk in re.split(r"^@@.*\n", re.search(r"```diff\n(.*?)```", text, re.S)[1], flags=re.M):
+        lines = hunk.splitlines()
+        old = "\n".join(["", *(line[1:] for line in lines if line[:1] != "+"), ""])
+        new = "\n".join(["", *(line[1:] for line in lines if line[:1] != "-"), ""])
+        assert script.count(old) == 1, f"box {box}, {script.count(old)} times: {old}"
+        script = script.replace(old, new)
+    if box == "11":
+        lesson = (ROOT / LESSONS["11"]["file"]).read_text()
+        nodes = {x.name: x for x in ast.parse(lesson).body if isinstance(x, ast.ClassDef)}
+        stream = ast.get_source_segment(lesson, nodes["ChunkStream"])
+        script, count = re.subn("^# Here stands the class .*$", stream, script, flags=re.M)
+        assert count == 1
+    return script
+
+
+@pytest.fixture
+def patched_script(tmp_path):
+    """A function that writes the usual script after some boxes; it returns the file."""
+    if torch.__version__ < (2, 8):
+        pytest.skip("this torch cannot shard on CPUs")
+
+    def write(*names):
+        text = (ROOT / "day1" / "usual_script.py").read_text()
+        for name in names:
+            text = changed(text, name)
+        file = tmp_path / "train.py"
+        file.write_text(text)
+        return file
+
+    return write
+
+
+@pytest.fixture
+def stream(tmp_path_factory):
+    """The option for a file that create_mnist_h5.py has written."""
+
+    def create():
+        folder = tmp_path_factory.mktemp("data")
+        create = [sys.executable, ROOT / LESSONS["create_mnist_h5"]["file"]]
+        output_of(run([*create, "--file", folder / "mnist.h5"], 100, folder, None))
+        return str(folder / "mnist.h5")
+
+    return ["--train-file", cached_across_workers(tmp_path_factory, "mnist_h5", create)]
+
+
+def options(*more, epochs=2, steps=20, workers=0):
+    given = ("--data", ROOT / "data", "--epochs", epochs, "--max-steps", steps)
+    return [str(x) for x in (*given, "--workers", workers, *more)]
+
+
+def results(output):
+    """Return what the lines of the epochs say: [[epoch, loss, test loss, accuracy], ...]."""
+    lines = re.findall(r"^epoch (\d+): loss ([\d.]+), test ([\d.]+), ([\d.]+)%", output, re.M)
+    assert lines, output
+    return [[float(x) for x in line] for line in lines]
+
+
+def assert_alike(mine, theirs):
+    """Rounding grows with each step, and an accuracy counts single images."""
+    assert len(mine) == len(theirs)
+    for one, other in zip(mine, theirs):
+        assert one[:3] == pytest.approx(other[:3], abs=2e-3)
+        assert one[3] == pytest.approx(other[3], abs=0.1)
+
+
+def before(box, without=()):
+    """Return the boxes up to this one, in their order."""
+    return [x for x in ORDER[: ORDER.index(box) + 1] if x not in without]
+
+
+# Each box
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(names, id=names[-1], marks=[] if names[-1] in ("6", "12", "15") else full)
+        for names in [*(before(box) for box in ORDER), [*before("13"), "14"]]
+    ],
+)
+def test_after_each_box_two_ranks_train_one_model(names, patched_script, stream, tmp_path):
+    file = patched_script(*names, *["equal"] * ("15" not in names))
+    more = stream if "11" in names else []
+    output = output_of(run_ranks(2, file, *options(*more), cwd=tmp_path))
+    assert output.count("has rank 0's model: True") == (0 if "15" in names else 2), output
+    assert [x[0] for x in results(output)] == [0, 1]  # one rank prints
+    assert results(output)[-1][3] > 80
+    saved = torch.load(tmp_path / "model.pt")
+    assert saved["fc.weight"].shape == (10, 512)
+    assert "module.fc.weight" not in saved
+    assert "Warning" not in output
+
+
+@pytest.mark.parametrize(
+    ("last", "ranks"),
+    [("15", 3), *(pytest.param(x, n, marks=full) for x in ("8", "13", "15") for n in (2, 4))],
+)
+def test_the_losses_are_those_of_one_process(last, ranks, patched_script, tmp_path):
+    """Of one without accumulation. Without lesson 11's stream: there each rank has its chunks."""
+    found = []
+    for box, n, accumulated in (("8", 1, 1), (last, ranks, 1 if last == "8" else 2)):
+        file, folder = patched_script(*before(box, without=["11"])), tmp_path / str(n)
+        folder.mkdir()
+        # 3333: with FSDP, ranks that call the model a different number of times would hang.
+        more = ["--batch-size", 48 // n // accumulated, "--test-batch-size", 3333, *REPEATABLE]
+        if box != "8":  # a clipped gradient would hide a wrong factor
+            more += ["--accumulate", accumulated, "--clip", 1e9]
+        how = options(*more, steps=20 * accumulated)
+        output = output_of(run_ranks(n, file, *how, cwd=folder))
+        found.append(results(output))
+    assert_alike(*found)
+
+
+# A model that is not ours: as a small GPT has them, an embedding that is its last layer, too, decay
+# for matrices only, and blocks that may be frozen. It makes 49 tokens of an image, and the next one
+# is the digit, so the boxes fit.
+GPT = """
+class Block(nn.Sequential):
+    def __init__(self):
+        up, down = nn.Linear(32, 128, bias=False), nn.Linear(128, 32, bias=False)
+        super().__init__(nn.LayerNorm(32, bias=False), up, nn.GELU(), down)
+
+
+class Net(nn.Module):
+    def __init__(self, norm, dropout):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.blocks[:FROZEN].requires_grad_(False)
+        self.wte, self.wpe = nn.Embedding(16, 32), nn.Embedding(49, 32)
+        self.head = nn.Linear(32, 16, bias=False)
+        self.wte.weight = self.head.weight
+
+    def forward(self, images):
+        tokens = F.avg_pool2d(images, 4).flatten(1).mul(4).long().clamp(0, 15)
+        x = self.wte(tokens) + self.wpe(torch.arange(49, device=tokens.device))
+        for block in self.blocks:
+            x = x + block(x + x.mean(1, keepdim=True))
+        return self.head(x[:, -1])
+
+
+def groups(model):
+    trained = [x for x in model.parameters() if x.requires_grad]
+    kinds = [[x for x in trained if (x.dim() > 1) == decays] for decays in (False, True)]
+    return [{"params": x, "weight_decay": decay} for x, decay in zip(kinds, (0, 0.1))]
+
+
+"""
+CHANGES = {
+    r"(?ms)^class Net.*?(?=^def )": GPT,
+    r"SGD\(model.parameters\(\), (lr=.*), momentum=0.9\)": r"AdamW(groups(model), \1)",
+    r"\(model\.conv1, .*, model\)": "(*model.blocks, model)",
+    r"(?m)^ *fully_shard\(": "        if part is model:\n            TIE\n\\g<0>",
+}
+
+
+def train_gpt(file, ranks, *more, folder, frozen=0, tie="model.wte.weight = model.head.weight"):
+    """Give a file that boxes have written that model and AdamW, and run it."""
+    script = file.read_text()
+    for old, new in CHANGES.items():
+        script = re.sub(old, new, script)
+    file.write_text(script.replace("FROZEN", str(frozen)).replace("TIE", tie))
+    how = options("--lr", 0.003, *REPEATABLE, *more)
+    return run_ranks(ranks, file, *how, cwd=folder)
+
+
+@full
+@pytest.mark.parametrize("frozen", [0, 1])
+@pytest.mark.parametrize(
+    ("last", "ranks"), [("6", 2), *((x, n) for x in ("12", "13", "15") for n in (1, 2))]
+)
+def test_a_gpt_has_the_losses_of_one_process(last, ranks, frozen, patched_script, tmp_path):
+    """From box 12 on, also those after it has resumed."""
+    one, how = "6" if last == "6" else "8", {"folder": tmp_path, "frozen": frozen}
+    found = {}
+    for box, n, epochs in ((one, 1, 2), *((last, ranks, x) for x in (1, 2)[last == "6" :])):
+        parts = 2 if box in ("13", "15") else 1
+        more = ["--accumulate", parts, "--clip", 1e9][: 4 * (parts - 1)]
+        more += ["--epochs", epochs, "--max-steps", 10 * parts, "--batch-size", 48 // n // parts]
+        file = patched_script(*before(box, without=["11"]))
+        output = output_of(train_gpt(file, n, *more, **how))
+        found.setdefault((box, n), []).extend(results(output))
+    assert_alike(found[one, 1], found[last, ranks])
+
+
+def test_tied_parameters_that_came_apart_stop_it(patched_script, tmp_path):
+    file = patched_script(*before("15", without=["11"]))
+    status, output = train_gpt(file, 2, folder=tmp_path, tie="pass")
+    assert status == 1
+    assert "Tied parameters have come apart. Tie them again before fully_shard.\n" in output
+
+
+# How it is started
+
+
+def test_plain_python_is_one_rank(patched_script, tmp_path):
+    file = patched_script(*before("testing"))
+    output = output_of(run([sys.executable, file, *options(epochs=1)], 100, tmp_path, None))
+    assert output.startswith("1 ranks, device cpu\nepoch 0: ")
+
+
+@pytest.mark.parametrize("start", ["1", "2", "4", "launcher"], ids=lambda x: f"start-{x}")
+@full
+def test_torchrun_and_the_launcher_start_it(start, patched_script, stream, tmp_path):
+    file, how = patched_script(*ORDER), options(*stream, workers=1)
+    if start == "launcher":
+        status, output = launch("--local", "2x2", file, *how, cwd=tmp_path)
+    else:
+        status, output = run([*TORCHRUN, start, file, *how], 200, tmp_path, None)
+    assert status == 0, output
+    assert f"{4 if start == 'launcher' else start} ranks, device cpu\n" in output
+    assert results(output)[-1][3] > 80
+
+
+# What a process sees of four GPUs, and the GPUs that four ranks then take.
+SEEN = {"0,1,2,3": [0, 1, 2, 3], "0,1": [0, 1, 0, 1], "3": [0, 0, 0, 0], "own": [0, 0, 0, 0]}
+DEVICES = """
+import os, runpy, sys
+from unittest import mock
+import torch, torch.distributed as dist
+start = runpy.run_path(sys.argv[1])["start"]
+for seen in sys.argv[2:]:
+    for rank in range(4):
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="4")
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(rank) if seen == "own" else seen
+        index = mock.patch.object(torch.accelerator, "set_device_index")
+        with mock.patch.object(dist, "init_process_group") as init, index as index:
+            device = start()
+        assert index.mock_calls == [mock.call(device.index)]
+        assert init.call_args.args == ("nccl",)
+        assert init.call_args.kwargs["device_id"] == device
+        assert init.call_args.kwargs["timeout"].total_seconds() >= 60
+        print(device)
+"""
+
+
+def test_each_rank_takes_its_gpu(patched_script):
+    """On GPUs that are not there: tests/gpu."""
+    env = os.environ | {"PYTHONPATH": str(ROOT / "tests" / "gpu"), "STANDIN_GPUS": "4"}
+    command = [sys.executable, "-c", DEVICES, patched_script("6"), *SEEN]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+    assert done.stdout.split() == [f"cuda:{x}" for row in SEEN.values() for x in row], done.stderr
+
+
+# Killed, and started again
+
+
+@pytest.mark.parametrize("last", ["12", pytest.param("15", marks=full)])
+@pytest.mark.parametrize("how", ["torchrun", pytest.param("launcher", marks=full)])
+def test_killed_it_resumes_as_if_nothing_had_been(last, how, patched_script, stream, tmp_path):
+    file, one, other = patched_script(*before(last)), tmp_path / "one", tmp_path / "other"
+    one.mkdir()
+    other.mkdir()
+    how_long = options(*stream, "--no-augment", epochs=3, workers=1)
+    if how == "launcher":
+        command = [LAUNCHER, "--local", "1x2", "--max-restarts", "1", file, *how_long]
+    else:
+        command = [*TORCHRUN, "2", "--max-restarts", "1", file, *how_long]
+    env = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    with processes.Job(command, 200, cwd=one, env=env, stderr=subprocess.STDOUT) as job:
+        for line in job.lines():
+            if line.startswith("epoch 0: "):
+                break
+        os.kill(rank_of(job, 1), signal.SIGKILL)
+        job.wait()
+    assert job.status == 0, job.output
+    assert re.search(r"^checkpoint.pt: 1 epochs are done, 2 are left$", job.output, re.M)
+    output = output_of(run_ranks(2, file, *how_long, cwd=other))
+    assert_alike(results(job.output)[-2:], results(output)[-2:])
+    weights, expected = (torch.load(folder / "model.pt") for folder in (one, other))
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(("last", "not_with"), [("13", "15"), pytest.param("15", "13", marks=full)])
+def test_only_the_same_training_is_continued(last, not_with, patched_script, tmp_path):
+    def train(last, *more):
+        file = patched_script(*before(last, without=["11"]))
+        return run_ranks(2, file, *options(*more, epochs=1, steps=2), cwd=tmp_path)
+
+    output = output_of(train(last))
+    output = output_of(train(last))
+    assert "checkpoint.pt: 1 epochs are done, 0 are left\n" in output
+    assert "epoch 0" not in output
+    for box, more, name in ((last, ["--lr", 0.01], "lr"), (not_with, [], "sharded")):
+        status, output = train(box, *more)
+        assert status == 1
+        assert f"was written with a different {name}. Take another --checkpoint." in output

@@ -1,0 +1,137 @@
+"""Lessons 20, 15, 16: what a library does is what is done by hand, or by DDP."""
+
+import re
+import sys
+
+import pytest
+import torch
+from support.run import LESSONS, ROOT, launch, output_of, proves, run
+from support.forked_ranks import run_ranks, skip_what_cannot_run
+
+LESSON_15 = ROOT / LESSONS["15"]["file"]
+
+
+@pytest.mark.full
+def test_accelerate_launch_starts_lesson_20_too(tmp_path):
+    lesson_20 = str(ROOT / LESSONS["20"]["file"])
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", lesson_20]
+    output = output_of(run(launch, 200, tmp_path, None))
+    assert "ranks: 1, device: cpu" in output
+    assert proves(output), output
+
+
+# Lesson 15: FSDP2
+
+
+P = 220_544 * 4 / 1e6  # MB of Net's parameters; 0.2163 are a layer and positions
+RUNS = ["by hand", "fully_shard", "one process"]
+
+
+@pytest.mark.parametrize(
+    "nodes", ["1x1", "1x2", "2x1", pytest.param("2x2", marks=pytest.mark.full)]
+)
+def test_what_a_rank_holds_and_sends_is_what_the_formulas_say(nodes, tmp_path):
+    how = ("--local", nodes, LESSON_15, "--max-steps", 12)
+    status, output = launch(*how, cwd=tmp_path)
+    skip_what_cannot_run(status, output)
+    assert status == 0, output
+    assert proves(output), output
+    rows = re.findall(r"^(.*), MB a rank: (.*)$", output, re.M)
+    assert [name for name, _ in rows] == RUNS
+    nodes, ranks_of_each = map(int, nodes.split("x"))
+    n = nodes * ranks_of_each
+    for name, numbers in rows:
+        found = [float(x) for x in re.findall(r"\d+\.\d+", numbers)]
+        part, most, sent = P / n, P / n + 0.21632, 3 * (n - 1) * P / n
+        if name == "one process":
+            part, most, sent = P, P, 0
+        assert found == pytest.approx([part, part, 2 * part, most, sent], abs=6e-4)
+    losses = re.findall(r"^.*: loss ([\d.]+) after 12 steps", output, re.M)
+    assert losses[0] == losses[1] == losses[2]
+    assert float(losses[0]) < 1.4  # 2.35 if one knows only how frequent each character is
+
+
+# Lesson 16: tensor parallel
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("ranks", "tensor"), [(4, 4), (4, 1), (2, 2), (2, 1)])
+def test_every_mesh_has_the_losses_of_one_process(ranks, tensor, tmp_path):
+    options = ["--tensor", tensor, "--max-steps", 20]
+    output = output_of(run_ranks(ranks, ROOT / LESSONS["16"]["file"], *options, cwd=tmp_path))
+    assert f"\n=> mesh {ranks // tensor} x {tensor}: " in output
+    assert proves(output), output
+
+
+# Trains lesson 16's model alone, then with the lines of its page: fully_shard over a data group,
+# parallelize_module over a tensor group. The arguments are the folder scripts, and these lines.
+BOX = """
+import sys
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from datetime import timedelta
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import parallelize_module
+from torch.utils.data import DataLoader, DistributedSampler
+sys.path.insert(0, sys.argv[1])
+from catalog import load
+lesson = load("day2/16_transformer_tensor_parallel.py")
+dist.init_process_group("gloo")
+device = torch.device("cpu")
+make_mesh = lesson.make_mesh
+train_set, _ = lesson.make_text()
+plans = []
+lesson.tp.parallelize_module = lambda layer, mesh, plan: plans.append(plan)
+lesson.split_by_pytorch(lesson.Net(), {"tensor": None})
+plan = plans[0]
+for parts in (1, 2):
+    torch.manual_seed(0)
+    model = lesson.Net()
+    sampler = DistributedSampler(train_set, 1, 0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
+    if parts == 2:
+        exec(sys.argv[2])
+    loader = DataLoader(train_set, 32 // parts, sampler=sampler)
+    for step, (text, targets) in zip(range(5), loader):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(text), targets.flatten())
+        loss.backward()
+        optimizer.step()
+    loss = loss.detach()
+    dist.all_reduce(loss)
+    print(parts, loss.item() / 4)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(torch.__version__ < (2, 8), reason="this torch cannot shard on CPUs")
+def test_the_box_of_lesson_16_has_the_losses_of_one_process(tmp_path):
+    page = (ROOT / LESSONS["16"]["file"]).with_suffix(".md").read_text()
+    box = re.search(r"\n## In your own script\n.*?```python\n(.*?)```", page, re.S)[1]
+    file = tmp_path / "box.py"
+    file.write_text(BOX)
+    output = output_of(run_ranks(4, file, ROOT / "scripts", box, cwd=tmp_path))
+    loss = {parts: float(x) for parts, x in re.findall(r"^([12]) ([\d.]+)$", output, re.M)}
+    assert loss["2"] == pytest.approx(loss["1"], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            "128x8",
+            "128 all_reduce, 8.59 GB, each 67.1 MB\ndata group, a step: 1 all_reduce, 3.30 GB",
+        ),
+        ("3x1 --layers 1", "0 all_reduce, 0.00 GB\ndata group, a step: 1 all_reduce, 0.88 GB"),
+        ("128x8 --width 64", "error: the width must be a multiple of 16 x 8\n"),
+        ("128", "error: the mesh must be like 128x8, not 128\n"),
+    ],
+)
+def test_messages_are_counted_on_ranks_that_do_not_exist(arguments, says, tmp_path):
+    command = [sys.executable, ROOT / "scripts" / "count_messages.py", *arguments.split()]
+    status, output = run(command, 100, tmp_path, None)
+    skip_what_cannot_run(status, output)
+    assert says in output
+    assert status == (2 if "error" in says else 0)

@@ -1,0 +1,135 @@
+"""What lessons leave to be looked at: traces of all ranks, and curves for TensorBoard."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from urllib.parse import urlencode
+from urllib.request import urlopen
+
+import pytest
+from support.run import (
+    LESSONS,
+    ROOT,
+    skip_or_fail_in_ci,
+    require_browser,
+    open_in_browser,
+    output_of,
+    server,
+)
+from support.forked_ranks import run_ranks
+
+VIEWER = [sys.executable, str(ROOT / "scripts" / "view_traces.py")]
+TENSORBOARD = [sys.executable, "-m", "tensorboard.main", "--host", "127.0.0.1", "--port", "0"]
+
+
+@pytest.fixture
+def viewer():
+    """What starts view_traces.py."""
+    if importlib.util.find_spec("viztracer") is None:
+        skip_or_fail_in_ci("needs viztracer")
+    return VIEWER
+
+
+def write_trace(folder, rank, time, events, begin=0, world_size=2):
+    """Write a trace such as the profiler does."""
+    trace = {"baseTimeNanoseconds": begin, "traceEvents": events}
+    trace["distributedInfo"] = {"rank": rank, "world_size": world_size}
+    (folder / f"rank{rank}.{time}.pt.trace.json").write_text(json.dumps(trace))
+
+
+def event(name, pid, tid, ts, ph="X", **more):
+    return {"ph": ph, "name": name, "pid": pid, "tid": tid, "ts": ts, **more}
+
+
+def get(url, **query):
+    """Return what a server answers in JSON."""
+    address = f"{url}?{urlencode(query)}" if query else url
+    with urlopen(address, timeout=20) as answer:
+        return json.load(answer)
+
+
+def merged(viewer, folder):
+    """Return the events that the viewer shows of a folder, without metadata."""
+    with server(*viewer, folder, "--no-browser", cwd=folder) as process:
+        events = get(f"{process.url}traces.json")["traceEvents"]
+    return [e for e in events if e["ph"] != "M"]
+
+
+def test_every_rank_of_a_lesson_has_its_place_on_the_time_line(viewer, tmp_path):
+    output_of(run_ranks(2, ROOT / LESSONS["5"]["file"], "--max-steps", 6, cwd=tmp_path))
+    events = merged(viewer, tmp_path / "log_ddp")
+    for rank in (0, 1):
+        names = {e["name"] for e in events if e["pid"] == rank}
+        assert {"aten::conv2d", "gloo:all_reduce"} <= names
+    assert {e["pid"] for e in events} == {0, 1}
+
+
+def test_ranks_with_the_same_numbers_are_kept_apart(viewer, tmp_path):
+    # Two nodes: the same process, thread, GPU, stream and arrow numbers, clocks set apart.
+    for rank, begin, shift in ((0, 5_000_000, 0), (1, 1_000_000, 4000)):
+        events = [
+            event("step", 20, 20, 100 + shift),
+            event("forward", 20, 7, 110 + shift),
+            event("arrow", 20, 20, 110 + shift, ph="s", id=1),
+            event("arrow", 0, 7, 120 + shift, ph="f", id=1),
+            event("kernel", 0, 7, 120 + shift),
+            event("of the profiler itself", "Spans", "profiler", 0),
+        ]
+        write_trace(tmp_path, rank, 3, events, begin)
+    events = merged(viewer, tmp_path)
+    for rank in (0, 1):
+        bars = [e for e in events if e["pid"] == rank and e["ph"] == "X"]
+        assert [(e["name"], e["ts"]) for e in bars] == [
+            ("step", 0),
+            ("forward", 10),
+            ("kernel", 20),
+        ]
+        assert len({e["tid"] for e in bars}) == 3
+    starts, ends = ([e["id"] for e in events if e["ph"] == ph] for ph in "sf")
+    assert starts == ends
+    assert len(set(starts)) == 2
+
+
+def test_the_newest_job_is_shown(viewer, tmp_path):
+    # The times differ in length, so that their order is not that of the alphabet.
+    for time, world_size in ((99, 3), (100, 2)):
+        for rank in range(world_size):
+            write_trace(tmp_path, rank, time, [event(f"at {time}", 1, 1, 0)], 0, world_size)
+    assert [(e["pid"], e["name"]) for e in merged(viewer, tmp_path)] == [
+        (0, "at 100"),
+        (1, "at 100"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "folder", "message"),
+    [
+        (None, "log_ddp", "There are no traces in log_ddp. Run a lesson that writes some"),
+        ('{"traceEvents": [{"pid": 1', ".", "rank0.1.pt.trace.json is damaged or holds no events"),
+    ],
+)
+def test_what_cannot_be_shown_gets_one_sentence(viewer, content, folder, message, tmp_path):
+    if content:
+        (tmp_path / "rank0.1.pt.trace.json").write_text(content)
+    command = [*viewer, folder]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith(message)
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.full
+def test_perfetto_asks_for_the_traces_and_asks_nobody_else(viewer, tmp_path):
+    require_browser()
+    write_trace(tmp_path, 0, 1, [event("step", 1, 1, 0)], world_size=1)
+    log = tmp_path / "network.json"
+    with server(*viewer, tmp_path, "--no-browser", cwd=tmp_path) as process:
+        open_in_browser(process.url, tmp_path / "browser", f"--log-net-log={log}")
+    asked_for = {
+        str(entry["params"]["url"])
+        for entry in json.loads(log.read_text())["events"]
+        if str(entry.get("params", {}).get("initiator")).startswith(process.url.rstrip("/"))
+    }
+    assert f"{process.url}traces.json" in asked_for
+    assert [url for url in asked_for if not url.startswith(process.url)] == []

@@ -1,0 +1,268 @@
+"""Batch jobs on a real Slurm: scripts/sbatch_run.sh, and the scripts on the page day2/BATCH.md."""
+
+import os
+import re
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.slurm_cluster import bring_up
+from support.run import ROOT, skip_or_fail_in_ci, copy_tree, require_programs, proof_of, proves, wait_for
+
+SCRIPT = ROOT / "scripts" / "sbatch_run.sh"
+
+
+class BatchJob:
+    """A batch job on a cluster, and its log."""
+
+    def __init__(self, cluster, *command, cwd, log="logs/slurm-{}.out", inside=()):
+        self.cluster, self.cwd = cluster, cwd
+        # As somebody submits whose environment is active.
+        path = f"PATH={Path(sys.executable).parent}:{os.environ['PATH']}"
+        done = self.run(*inside, "env", path, "sbatch", "--parsable", *command)
+        assert done.returncode == 0, done.stderr
+        self.number = done.stdout.strip()
+        self.file = cwd / log.format(self.number)
+
+    def run(self, *command):
+        return self.cluster.run(*command, cwd=self.cwd)
+
+    def log(self):
+        return self.file.read_text() if self.file.exists() else ""
+
+    def wait_for(self, text, times=1):
+        found = re.compile(text, re.M)
+        assert wait_for(lambda: len(found.findall(self.log())) >= times, 100), self.log()
+
+    def wait(self):
+        """Wait for the job's end; return its state."""
+        for _ in range(150):
+            time.sleep(1)
+            show = self.run("scontrol", "show", "job", self.number)
+            state = re.search(r"JobState=(\w+)", show.stdout)[1]
+            if state not in ("PENDING", "CONFIGURING", "RUNNING", "SIGNALING", "COMPLETING"):
+                return state
+        pytest.fail(f"{state}:\n{self.log()}")
+
+
+def test_the_lines_of_the_script_as_they_are(slurm, tmp_path):
+    """From a folder that is not the course's. The log names each step."""
+    require_programs("vmstat")
+    folder = tmp_path / "with space"
+    folder.mkdir()
+    (folder / "show.py").write_text('import os, sys\nos.write(1, f"{sys.argv[1:]}\\n".encode())\n')
+    job = BatchJob(slurm, SCRIPT, "show.py", "a b", cwd=folder)
+    assert job.wait() == "COMPLETED", job.log()
+    steps = re.findall(r"^== \d{4}-\d\d-\d\d \d\d:\d\d:\d\d (.*)$", job.log(), re.M)
+    assert steps[0] == f"job {job.number}, start 1, nodes node[1-2]"
+    assert steps[1].startswith("environment: ")
+    assert steps[2] == "start: multinode_setup_and_run.sh --monitor show.py a b"
+    assert steps[3:] == ["the job ends with exit status 0"]
+    assert "\neach rank: 32 CPUs, " in job.log()
+    assert job.log().count("['a b']\n") == 8
+    monitors = [file.name.partition("-node")[2] for file in folder.glob("logs/cpu-*.out")]
+    assert sorted(monitors) == ["1.out", "2.out"]
+
+
+@pytest.mark.full
+def test_the_doctor_looks_at_the_nodes_of_a_job_first(slurm, tmp_path):
+    job = BatchJob(slurm, "--ntasks-per-node", 1, SCRIPT, "--doctor", 9, cwd=tmp_path)
+    assert job.wait() == "COMPLETED", job.log()
+    doctor, lesson = job.log().split(" start: multinode_setup_and_run.sh --monitor 9\n")
+    assert "ok " in doctor.partition(" doctor\n")[2]
+    assert proves(lesson)
+
+
+@pytest.mark.full
+def test_as_shipped_it_trains_the_file_that_people_take_home(slurm, tmp_path):
+    """And srun alone does the same: its ranks find out from Slurm who they are."""
+    job = BatchJob(slurm, "--ntasks-per-node", 1, SCRIPT, cwd=tmp_path)
+    assert job.wait() == "COMPLETED", job.log()
+    assert "ranks: 2, device: cpu, backend: gloo\n" in job.log()
+    assert proof_of(job.log()).startswith("=> 10,000 of 10,000 tested, ")
+    asked = ["srun", "--nodes", 2, "--ntasks-per-node", 2, "env", "OMP_NUM_THREADS=1"]
+    lesson = [sys.executable, ROOT / "day2" / "13_train.py", "--checkpoint-dir", "runs/srun"]
+    done = job.run(*map(str, [*asked, *lesson, "--compare", "runs/13_train"]))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ranks: 4, device: cpu, backend: gloo\n" in done.stdout
+    assert proof_of(done.stdout).startswith("=> losses of 10 steps within ")
+    assert proves(done.stdout)
+
+
+def test_a_copy_of_the_script_in_the_course_and_elsewhere(slurm, tmp_path):
+    """The job of a rank that fails ends with the rank's exit status, and does not start again."""
+    scripts = tmp_path / "my course" / "scripts"
+    copy_tree(ROOT / "scripts", scripts, ignore=shutil.ignore_patterns("__pycache__"))
+    (scripts / SCRIPT.name).rename(scripts / "my job.sh")
+    (tmp_path / "fails.py").write_text('import os, sys\nsys.exit(3 * int(os.environ["RANK"]))\n')
+    few = ("-N", 1, "--ntasks-per-node", 2)
+    job = BatchJob(slurm, *few, scripts / "my job.sh", "fails.py", "a b", cwd=tmp_path)
+    assert job.wait() == "FAILED"
+    assert "The first to fail: rank 1 on node1 ended with exit status 3.\n" in job.log()
+    assert job.log().endswith(" the job ends with exit status 3\n")
+    shutil.copy(SCRIPT, tmp_path)
+    job = BatchJob(slurm, tmp_path / SCRIPT.name, cwd=tmp_path)
+    assert job.wait() == "FAILED"
+    assert "sbatch_run.sh is not in the folder scripts of the course: submit it" in job.log()
+
+
+INSIDE = "salloc -N 1 --mem-per-cpu 100 --gpus 1 --threads-per-core 1 srun env "
+INSIDE += "SLURM_GPUS_PER_TASK=4 SLURM_GRES=gpu:9 SLURM_LABELIO=1 SLURM_EXCLUSIVE=1"
+
+
+def test_what_another_job_has_left_in_the_environment_is_not_passed_on(slurm, tmp_path):
+    """Somebody calls sbatch from a shell in a job. srun would refuse each of these variables."""
+    (tmp_path / "show.py").write_text('import os\nos.write(1, b"started\\n")\n')
+    asked = ("--ntasks-per-node", 2, "--gpus-per-node", 2, "--mem", 500, SCRIPT, "show.py")
+    job = BatchJob(slurm, *asked, cwd=tmp_path, inside=INSIDE.split())
+    assert job.wait() == "COMPLETED", job.log()
+    assert job.log().count("started\n") == 4
+
+
+def test_an_srun_that_is_refused_ends_the_job_with_its_own_words(slurm, tmp_path):
+    """The job holds no nodes as if it had lost one."""
+    job = BatchJob(slurm, SCRIPT, "9", cwd=tmp_path, inside=["env", "SLURM_TIMELIMIT=999999"])
+    assert job.wait() == "FAILED", job.log()
+    assert ": Requested time limit is invalid" in job.log()
+    assert job.log().endswith(" the job ends with exit status 1\n")
+
+
+@pytest.mark.full
+def test_the_course_runs_as_a_batch_job(slurm, tmp_path):
+    script = ROOT / "scripts" / "run_course.sh"
+    job = BatchJob(slurm, "-o", "slurm-%j.out", script, "0", cwd=tmp_path, log="slurm-{}.out")
+    assert job.wait() == "COMPLETED", job.log()
+    assert "1 of 1 lessons ok" in job.log()
+
+
+# Lesson 12, with a snapshot about every second, and long enough to be stopped in between.
+LESSON_12 = ("12", "--images", 3198, "--batch-size", 32, "--save-every", 10, "--epochs", 6)
+
+
+def assert_resumed(job):
+    """Assert that one log tells of two starts, and that lesson 12 has the parameters of one."""
+    assert job.wait() == "COMPLETED", job.log()
+    first, second = re.split(r"^== .*, start 2, nodes .*\n", job.log(), flags=re.M)
+    assert re.search(r"^step \d+: snapshot in epoch ", first, re.M)
+    assert "=> " not in first
+    assert re.search(r"^start 2: resumes in epoch \d after [\d,]+ images$", second, re.M)
+    assert proof_of(second).startswith("=> starts: 2, images once an epoch: 3,198 of 3,198 ")
+    assert proof_of(second).endswith(", parameters as without a stop: ok")
+    assert second.endswith(" the job ends with exit status 0\n")
+
+
+def test_warned_a_job_saves_goes_back_into_the_queue_and_resumes(slurm, tmp_path):
+    job = BatchJob(slurm, "--ntasks-per-node", 1, SCRIPT, *LESSON_12, cwd=tmp_path)
+    job.wait_for(": snapshot ")
+    # What Slurm does before the time limit: the next test waits for one.
+    job.run("scancel", "--batch", "--signal=USR1", job.number)
+    job.wait_for(" the lesson has saved its state and stopped: back into the queue$")
+    assert "\nStopped as told. " in job.log()
+    job.wait_for(", start 2, nodes ")
+    assert_resumed(job)
+
+
+# In the place of a user's training: waits for the signal at the first start, ends at the second.
+WAITS = """
+import os, signal, time
+import torch.distributed as dist
+told = []
+signal.signal(signal.SIGUSR1, lambda *_: told.append(1))
+start = os.environ.get("SLURM_RESTART_COUNT", "0")
+rank = os.environ["RANK"]
+dist.init_process_group("gloo")
+os.write(1, f"restarts: {start}, rank {rank} of {dist.get_world_size()}\\n".encode())
+while start == "0" and not told:
+    time.sleep(0.1)
+os.write(1, f"rank {rank} was signaled {len(told)} times\\n".encode())
+if told and rank == "0":
+    open("stopped", "w").close()
+"""
+
+
+@pytest.mark.full
+def test_a_real_time_limit_where_slurms_own_signal_does_not_reach_the_ranks(tmp_path, monkeypatch):
+    """On a cluster that tracks processes with control groups, as most do."""
+    freezer = Path("/sys/fs/cgroup/freezer")
+    if not freezer.exists():
+        skip_or_fail_in_ci("needs control groups of version 1")
+    monkeypatch.setenv("LOCAL_SLURM_SETTINGS", "ProctrackType=proctrack/cgroup")
+    (tmp_path / "waits.py").write_text(WAITS)
+    cluster = bring_up(2, f"/run/local-slurm-cgroup-{os.getpid()}")
+    try:
+        submit = ("--time", 2, "--ntasks-per-node", 2, "--gpus-per-node", 2, SCRIPT)
+        jobs = [
+            BatchJob(cluster, *submit, *how, "waits.py", cwd=tmp_path)
+            for how in ([], ["--torchrun"])
+        ]
+        for job in jobs:
+            assert job.wait() == "COMPLETED", job.log()
+    finally:
+        cluster.call("down")
+        for folder in sorted(freezer.glob("slurm_node*/**/"), reverse=True):
+            folder.rmdir()
+    for job in jobs:
+        assert " the time limit is near: warn the ranks\n" in job.log()
+        said = sorted(line for line in job.log().splitlines() if "signaled" in line)
+        assert said == [f"rank {rank} was signaled 1 times" for rank in range(4)]
+        assert "back into the queue" not in job.log()  # no rank has said that its state is saved
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("notices", "how"), [("Slurm", []), ("the job", ["--torchrun"])])
+def test_a_job_that_has_lost_a_node_resumes_with_another(notices, how, tmp_path, monkeypatch):
+    if notices == "the job":  # on most clusters Slurm waits for 5 minutes
+        monkeypatch.setenv("LOCAL_SLURM_SETTINGS", "SlurmdTimeout=60")
+    folder = Path(f"/run/local-slurm-lost-{os.getpid()}")
+    cluster = bring_up(3, folder)
+    try:
+        job = BatchJob(cluster, "--ntasks-per-node", 1, SCRIPT, *how, *LESSON_12, cwd=tmp_path)
+        job.wait_for(": snapshot ")
+        os.kill(int((folder / "node2.pid").read_text()), 9)
+        if notices == "the job":
+            job.wait_for(" a node does not answer: wait until Slurm notices, and starts the job")
+        job.wait_for(", start 2, nodes ")
+        assert_resumed(job)
+    finally:
+        cluster.call("down")
+    assert ", start 1, nodes node[1-2]\n" in job.log()
+    assert ", start 2, nodes node[1,3]\n" in job.log()
+
+
+# The two scripts on the page day2/BATCH.md.
+
+
+def script_of_the_page(word):
+    """Return the script that holds a word."""
+    page = (ROOT / "day2" / "BATCH.md").read_text()
+    scripts = re.findall(r"^```sh\n(.*?)^```$", page, re.M | re.S)
+    return next(script for script in scripts if word in script)
+
+
+@pytest.mark.full
+def test_the_job_script_of_the_page_resumes(slurm, tmp_path):
+    """Here Slurm's own signal, without B:, reaches Python."""
+    (tmp_path / "job.sh").write_text(script_of_the_page("train.py"))
+    (tmp_path / "train.py").write_text(WAITS)
+    job = BatchJob(slurm, "job.sh", cwd=tmp_path, log="slurm-{}.out")
+    job.wait_for("^restarts: 0, rank . of 8", times=8)
+    job.run("scancel", "--signal=USR1", job.number)
+    job.wait_for("^restarts: 1, rank . of 8", times=8)
+    assert job.wait() == "COMPLETED"
+    assert not (tmp_path / "stopped").exists()
+
+
+@pytest.mark.full
+def test_the_job_array_of_the_page_runs_lesson_8_with_several_rates(slurm, tmp_path):
+    (tmp_path / "sweep.sh").write_text(script_of_the_page("--array"))
+    for name in ("day1", "data"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    job = BatchJob(slurm, "--array=1,3", "sweep.sh", 2, "--images", 320, cwd=tmp_path)
+    assert wait_for(lambda: not slurm.run("squeue", "--noheader", cwd=tmp_path).stdout, 200)
+    for number, rate in ((1, "0.00125"), (3, "0.005")):
+        log = (tmp_path / f"slurm-{job.number}_{number}.out").read_text()
+        assert f"alone: global batch 8, learning rate {rate}, mean loss " in log
+        assert proof_of(log).startswith("=> gap to the loss curve of one process: ")
+        assert (tmp_path / "runs" / "sweep" / f"lr-{rate}" / "runs").is_dir()

@@ -1,0 +1,177 @@
+"""A real Slurm: what people type in an allocation, and the cluster of local_slurm.sh."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+from support.slurm_cluster import bring_up
+from support.run import LAUNCHER, LESSONS, skip_or_fail_in_ci, require_programs, proof_of, proves
+from support.cases import arguments_of
+
+# Word for word what day2/NODES.md tells people to type, the account apart.
+SALLOC = shlex.split(
+    "salloc --nodes 2 --qos interactive --time 00:30:00 --ntasks-per-node=4 --cpus-per-task=32 "
+    "--constraint gpu --gpus-per-node 4 --account=abc_g"
+)
+
+
+def places(output):
+    """Return lesson 9's rows: [(rank, host, local rank), ...]."""
+    rows = re.findall(r"^rank (\d+) of \d+ on (\S+), local rank (\d+), ", output, re.M)
+    return [(int(rank), host, int(local)) for rank, host, local in rows]
+
+
+def test_the_salloc_line_and_lesson_9(slurm, tmp_path):
+    done = slurm.run(*SALLOC, "sh", "-c", 'srun hostname; "$0" 9', LAUNCHER, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert sorted(lines[:8]) == ["node1"] * 4 + ["node2"] * 4
+    assert lines[8] == "nodes: node1 node2, ranks on each: 4, in all: 8"
+    assert re.fullmatch(r"rendezvous: node1:\d+, interface eth0", lines[9])
+    assert lines[10].startswith("each rank: 32 CPUs, ")
+    assert places(done.stdout) == [(rank, f"node{rank // 4 + 1}", rank % 4) for rank in range(8)]
+    assert proof_of(done.stdout).startswith("=> 2 nodes, 8 ranks: every rank holds 28; the sum")
+    assert proves(done.stdout)
+
+
+# Prints some of its variables in one short piece: longer lines of several ranks may mix.
+SHOW = """import json, os, socket
+names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT".split()
+found = {name: os.environ.get(name) for name in names} | {"HOST": socket.gethostname()}
+os.write(1, (json.dumps(found) + "\\n").encode())
+"""
+
+
+@pytest.fixture
+def show(tmp_path):
+    """A script that prints the variables of a rank."""
+    file = tmp_path / "show.py"
+    file.write_text(SHOW)
+    return file
+
+
+def check_ranks(output, counts):
+    """Assert that each node has so many ranks, numbered in a row. Return their variables."""
+    ranks = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    ranks.sort(key=lambda rank: int(rank["RANK"]))
+    total = sum(counts)
+    assert [rank["RANK"] for rank in ranks] == [str(number) for number in range(total)], output
+    assert {rank["WORLD_SIZE"] for rank in ranks} == {str(total)}
+    nodes = [[*group] for _, group in groupby(ranks, lambda rank: rank["HOST"])]
+    assert [len(node) for node in nodes] == counts
+    for node in nodes:
+        assert [rank["LOCAL_RANK"] for rank in node] == [str(number) for number in range(len(node))]
+        assert {rank["LOCAL_WORLD_SIZE"] for rank in node} == {str(len(node))}
+    each = counts[:1] if len({*counts}) == 1 else counts
+    assert f"ranks on each: {' '.join(map(str, each))}, in all: {total}\n" in output
+    return ranks
+
+
+@pytest.mark.parametrize(
+    ("options", "counts"),
+    [
+        ("-N 2 -n 5 --exclusive", [3, 2]),
+        ("-N 2 --gpus-per-node 4", [4, 4]),  # nobody asked for tasks
+        ("-N 2 --ntasks-per-node 2 --gpus-per-task 1", [2, 2]),
+    ],
+)
+def test_as_many_ranks_as_tasks_else_as_gpus(options, counts, slurm, show, tmp_path):
+    done = slurm.run("salloc", *options.split(), LAUNCHER, show, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    check_ranks(done.stdout, counts)
+
+
+def test_else_as_nodes_that_meet_where_the_user_says(slurm, show, tmp_path):
+    settings = ("env", "MASTER_PORT=29555", "MASTER_ADDR=10.77.0.1")
+    done = slurm.run("salloc", "-N", 2, *settings, LAUNCHER, show, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "\nmeeting point: 10.77.0.1:29555, interface eth0\n" in done.stdout
+    for rank in check_ranks(done.stdout, [1, 1]):
+        assert (rank["MASTER_ADDR"], rank["MASTER_PORT"]) == ("10.77.0.1", "29555")
+
+
+def test_torchrun_on_unequal_nodes_and_a_slow_link(slurm, tmp_path):
+    """Lesson 9 says where its ranks are, and sees how fast the link between the nodes is."""
+    allocation = ("salloc", "-N", 2, "-n", 3, "--exclusive")
+    assert slurm.call("link", "800mbit").returncode == 0
+    try:
+        done = slurm.run(*allocation, LAUNCHER, "--torchrun", "9", cwd=tmp_path)
+    finally:
+        assert slurm.call("link", "off").returncode == 0
+    assert done.returncode == 0, done.stderr
+    assert places(done.stdout) == [(0, "node1", 0), (1, "node1", 1), (2, "node2", 0)]
+    assert proof_of(done.stdout).startswith("=> 2 nodes, 3 ranks: every rank holds 3; ")
+    assert proves(done.stdout)
+    row = r"{}, 2 ranks, 64 MB: .*?([\d,.]+) MB/s"
+    within, between = (
+        float(re.search(row.format(where), done.stdout)[1].replace(",", ""))
+        for where in ("within a node", "between nodes")
+    )
+    assert between < 100 < within  # 800 Mbit/s are 100 MB/s
+
+
+def test_in_a_shell_of_srun_the_launcher_is_no_rank(slurm, show, tmp_path):
+    require_programs("script")
+    shell = "srun -N 2 --ntasks-per-node 2 -c 2 --pty bash --norc"
+    python = shlex.quote(sys.executable)
+    typed = f"PYTHON={python} {shlex.quote(str(LAUNCHER))} show.py >said.txt 2>&1; exit\n"
+    done = slurm.run("script", "-qec", shell, "/dev/null", input=typed, cwd=tmp_path)
+    assert (tmp_path / "said.txt").exists(), done.stdout
+    check_ranks((tmp_path / "said.txt").read_text(), [2, 2])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "lesson_id",
+    [name for name, lesson in LESSONS.items() if "nodes" in lesson and name != "9"],
+)
+def test_each_lesson_runs_on_nodes(lesson_id, slurm, tmp_path, tmp_path_factory):
+    """Lesson 9 is above."""
+    command = (LAUNCHER, *LESSONS[lesson_id].get("launcher", []), lesson_id)
+    few = arguments_of(lesson_id, tmp_path, tmp_path_factory)
+    done = slurm.run("salloc", "--nodes", 2, *command, *few, cwd=tmp_path, timeout=200)
+    if done.returncode == 69:
+        skip_or_fail_in_ci(done.stdout.splitlines()[-1])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert proves(done.stdout), done.stdout
+    assert "nodes: node1 node2, ranks on each: 1, in all: 2\n" in done.stdout
+
+
+# The cluster on this machine.
+
+
+@pytest.mark.parametrize("mode", ["full", "loopback"])
+def test_a_second_cluster_beside_the_first_leaves_nothing_behind(
+    mode, slurm, tmp_path, monkeypatch
+):
+    require_programs("ps", "ip")
+    folder = f"/run/local-slurm-second-{os.getpid()}"
+
+    def traces():
+        commands = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+        links = subprocess.run(["ip", "link"], capture_output=True, text=True).stdout
+        mounts = Path("/proc/self/mounts").read_text()
+        return folder in commands, folder in mounts, links, os.path.exists(folder)
+
+    before = traces()
+    monkeypatch.setenv("LOCAL_SLURM_MODE", mode)
+    cluster = bring_up(2, folder)
+    try:
+        show = 'echo "$SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"'
+        step = ("srun", "--nodes", 2, "--gpus-per-node", 3, "sh", "-c", show)
+        done = cluster.run(*step, cwd=tmp_path)
+        assert sorted(done.stdout.splitlines()) == ["node1 0,1,2", "node2 0,1,2"], done.stderr
+        cluster.run("sbatch", "--wrap", "sleep 1000", cwd=tmp_path)
+        assert cluster.call("up").returncode == 1  # there is one already
+    finally:
+        assert cluster.call("down").returncode == 0
+    assert traces() == before
+    assert cluster.call("status").returncode == 1
+    assert slurm.call("status").returncode == 0
+    assert cluster.call("down").returncode == 0  # nothing to do is no fault

@@ -1,0 +1,212 @@
+"""What the launcher makes of Slurm's variables, and an srun that a real Slurm shows nowhere.
+
+The variables stand in dictionaries here; tests/slurm/test_launcher_on_slurm.py has a real Slurm.
+"""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+
+import pytest
+from support.run import (
+    BEGIN,
+    IMPORT,
+    LAUNCHER,
+    ROOT,
+    launch,
+    wait_for,
+    wait_without_trouble,
+)
+import processes
+from launcher import rendezvous, srun_options, rank
+
+FIRST = "launcher: 1700000002.250000 rank 5 on node2 ended with signal KILL"
+FAST = {"grace": 1, "settle": 1, "patience": 1}  # seconds, and no more on a busy machine
+
+
+# What is made of Slurm's variables.
+
+
+def test_gpus_are_counted_where_slurm_only_lists_them():
+    """As at Jülich."""
+    assert srun_options.count_gpus({"SLURM_STEP_GPUS": "0,1", "SLURM_JOB_GPUS": "0,1,2"}) == 2
+
+
+def test_nodes_with_unequal_cpus_get_their_ranks_by_name():
+    given = {"SLURM_JOB_CPUS_PER_NODE": "8,4"}
+    cpus, words = srun_options.options_of(["node1", "node2"], [2, 2], False, given)
+    assert cpus == 2
+    assert {"--nodelist=node1,node1,node2,node2", "--distribution=arbitrary"} <= set(words)
+
+
+def test_torchrun_wants_all_gpus_of_a_node():
+    given = {"SLURM_JOB_CPUS_PER_NODE": "8(x2)", "SLURM_TRES_PER_TASK": "cpu=1,gres/gpu=1"}
+    with pytest.raises(SystemExit, match="With --torchrun a node has one task, and --gpus-per-ta"):
+        srun_options.options_of(["node1", "node2"], [2, 2], True, given)
+
+
+# What Slurm and the launcher tell the last of three tasks, which is alone on its node.
+TASK = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "3"}
+TASK |= {"SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_PROCID": "2", "SLURM_LOCALID": "0"}
+TASK |= {"SLURM_NODEID": "1", "SLURM_CPUS_ON_NODE": "1", "SLURMD_NODENAME": "node2"}
+TASK |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "RANKS_PER_NODE": "2 1"}
+
+
+@pytest.mark.parametrize(
+    ("mask", "torchrun", "told"),
+    [
+        ("2", False, "4"),
+        ("", False, "4"),
+        ("2", True, None),  # a torchrun gets them all
+        ("0,1", False, None),  # a user's own mask
+        ("MIG-5ad1", False, None),
+    ],
+)
+def test_a_rank_that_may_see_one_gpu_hears_how_many_its_node_has(mask, torchrun, told):
+    given = {**TASK, "SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": mask}
+    assert rank.variables_of_rank(given, torchrun).get("GPUS_ON_NODE") == told
+
+
+def test_a_machine_shares_its_cpus_among_the_threads_of_ranks(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert rank.threads(cpus=8, ranks=2) == "4"
+    assert rank.threads(cpus=2, ranks=2) == "2"
+    assert rank.threads(cpus=0, ranks=16) == "1"
+
+
+def test_sigterm_for_a_task_reaches_its_rank_and_nobody_has_failed(tmp_path):
+    """With control groups Slurm signals only what it has started itself."""
+    handler = "lambda *_: sys.exit(print('saved') or 3)"
+    text = f"signal.signal(signal.SIGTERM, {handler})\nprint('ready')\ntime.sleep(60)\n"
+    (tmp_path / "rank.py").write_text(BEGIN + text)
+    command = [LAUNCHER, "--as-task", tmp_path / "rank.py"]
+    options = {"cwd": tmp_path, "env": os.environ | TASK, "stderr": subprocess.PIPE, **FAST}
+    with processes.Job(command, 60, **options) as job:
+        assert wait_for(lambda: "ready" in job.output, 30)
+        job.process.terminate()
+        wait_without_trouble(job)
+    assert (job.status, job.output, job.errors) == (3, "ready\nsaved\n", "")
+
+
+# Where the ranks meet.
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "name_leads_to", "expected"),
+    [
+        ({"eth0": "10.0.0.1"}, "10.0.0.1", ("node1", "eth0")),
+        # As on JUWELS: the name leads into another network than the fast one.
+        ({"eth0": "10.0.0.1", "ib0": "10.9.0.1"}, "10.0.0.1", ("10.9.0.1", "ib0")),
+        ({"ib0": "10.9.0.1", "hsn0": "10.8.0.1"}, "10.8.0.1", ("node1", "hsn0")),
+        # As Debian writes it into /etc/hosts.
+        ({"lo": "127.0.0.1", "eth0": "10.0.0.1"}, "127.0.1.1", ("10.0.0.1", "eth0")),
+        # On a local cluster without namespaces nobody knows the name.
+        ({"lo": "127.0.0.1", "eth0": "10.0.0.1"}, None, ("10.0.0.1", "eth0")),
+        ({"lo": "127.0.0.1"}, None, ("127.0.0.1", "lo")),
+        ({}, "10.0.0.1", ("node1", "")),  # none is found: gloo and NCCL choose themselves
+    ],
+)
+def test_a_node_is_reached_through_its_fast_network(
+    interfaces, name_leads_to, expected, monkeypatch
+):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(rendezvous, "interfaces", lambda: interfaces)
+    leads_to = [name_leads_to] if name_leads_to else []
+    monkeypatch.setattr(rendezvous, "addresses_of", lambda name: leads_to)
+    assert rendezvous.address_and_interface("node1") == expected
+
+
+@pytest.mark.parametrize(("interface", "cards"), [("hsn0", "hsn"), ("eth0", "eth0")])
+def test_nccl_is_told_the_beginning_of_the_names_of_all_fast_cards(interface, cards, monkeypatch):
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+    expected = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": cards}
+    assert rendezvous.interface_variables(interface) == expected
+
+
+# A stand-in for srun, for what a real one shows nowhere or only when a node is lost.
+
+SRUN = """#!/bin/sh
+echo "$@" >>srun.log
+env | grep -E '^(SLURM_NTASKS|SLURM_HINT|SRUN_CPUS_PER_TASK)=' >>srun.log
+while [ "${1#-}" != "$1" ]; do shift; done
+SLURMD_NODENAME=node1 SLURM_NODEID=0 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_STEP_ID=0 \\
+  SLURM_STEP_NUM_TASKS=1 SLURM_STEP_TASKS_PER_NODE=1 SLURM_CPUS_ON_NODE=4 exec "$@"
+"""
+JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURM_JOB_CPUS_PER_NODE": "4"}
+JOB |= {"SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1", "SLURM_HINT": "nomultithread"}
+JOB |= {"SRUN_CPUS_PER_TASK": "32"}
+# Starts no container, but has none of Slurm's commands either.
+APPTAINER = f"""#!/bin/sh
+test "$1 $2 $3 $4 $5 $6" = "exec --nv --bind COURSE IMAGE python3" || exit 1
+shift 6
+PATH=/usr/bin:/bin IN_CONTAINER=yes exec {shlex.quote(sys.executable)} "$@"
+"""
+
+
+@pytest.fixture
+def in_a_job(fake_command, monkeypatch):
+    """Commands in PATH that answer for Slurm, and the variables of a job on node1."""
+    fake_command("srun", SRUN)
+    fake_command("scontrol", "#!/bin/sh\necho node1\n")
+    for name in [*os.environ]:
+        if name.startswith(("SLURM_", "MASTER_", "GLOO_", "NCCL_")):
+            monkeypatch.delenv(name)
+    for name, value in JOB.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("in_a_job")
+@pytest.mark.parametrize("container", [False, True], ids=["", "in a container"])
+def test_in_a_job_srun_gets_all_from_its_options(container, fake_command, tmp_path, monkeypatch):
+    """And PYTHON may be the script of day2/SITES.md, which starts a container."""
+    (tmp_path / "rank.py").write_text(
+        "import json, os, sys\nprint(json.dumps([sys.argv[1:], dict(os.environ)]))\nsys.exit(3)"
+    )
+    if container:
+        page = (ROOT / "day2" / "SITES.md").read_text()
+        script = re.search(r"^```sh\n(#!/bin/sh\nexec apptainer .*?)^```$", page, re.M | re.S)[1]
+        script = script.replace("<folder of the course>", "COURSE").replace("<image>.sif", "IMAGE")
+        fake_command("container.sh", script)
+        fake_command("apptainer", APPTAINER)
+        monkeypatch.setenv("PYTHON", "./container.sh")
+    status, output = launch("--monitor", "rank.py", "a b", "--", "-x", cwd=tmp_path)
+    assert status == 3, output
+    assert "nodes: node1, ranks on each: 1, in all: 1\nmeeting point: " in output
+    assert "The first to fail: rank 0 on node1 ended with exit status 3.\n" in output
+    arguments, variables = json.loads(re.search(r"^\[\[.*$", output, re.M)[0])
+    assert arguments == ["a b", "--", "-x"]
+    assert ("IN_CONTAINER" in variables) == container
+    address, port = variables["MASTER_ADDR"], variables["MASTER_PORT"]
+    point = f"rendezvous: {address}:{port}, interface {variables['GLOO_SOCKET_IFNAME']}\n"
+    assert point in output
+    ask, step = (tmp_path / "srun.log").read_text().splitlines()  # no variable is in between
+    assert ask.startswith("--export=ALL --nodes=1 --ntasks=1 --nodelist=node1 --overlap ")
+    assert " --as-task --monitor " in step
+
+
+@pytest.mark.usefixtures("in_a_job")
+def test_on_several_nodes_an_address_of_this_machine_is_refused(fake_command, tmp_path):
+    fake_command("scontrol", "#!/bin/sh\necho node1 node2\n")
+    status, output = launch("9", cwd=tmp_path, env={"MASTER_ADDR": "127.0.0.1"})
+    sentence = "MASTER_ADDR is 127.0.0.1, where each node finds only itself: unset MASTER_ADDR\n"
+    assert (status, output) == (1, sentence)
+
+
+def test_an_srun_that_waits_for_a_lost_node_is_killed(fake_command):
+    """After a failure and some silence; until then it is left alone."""
+    words = f"echo a rank says something >&2\nsleep 2\necho '{FIRST}' >&2\nexec sleep 600\n"
+    fake_command("srun", f"#!/bin/sh\n{words}")
+    code = "from launcher import allocation; sys.exit(allocation.supervise(['srun'], silence=1))"
+    job = processes.run([sys.executable, "-c", IMPORT + code], 30, stderr=subprocess.PIPE)
+    assert (job.status, job.left) == (128 + signal.SIGKILL, [])
+    assert job.errors.splitlines() == [
+        "a rank says something",
+        "A node does not answer: see the one with a * in sinfo -N. srun still waited for it.",
+        "The first to fail: rank 5 on node2 ended with signal KILL.",
+    ]

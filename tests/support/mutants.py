@@ -1,0 +1,41 @@
+"""Lessons with their key line taken away. Each must run to its end, and its proof line must say so.
+
+A mutant that crashes proves nothing: anything else that crashes would look the same.
+"""
+
+import re
+
+from support.run import LESSONS, ROOT, proof_of, proves
+from support.forked_ranks import run_ranks, skip_what_cannot_run
+
+
+def write_mutant(folder, lesson_id, change):
+    """Write a lesson with another line, (line, what is there instead), under its own name.
+
+    It finds the data where a lesson looks for it. Return the file. The line must be there, once.
+    """
+    file = ROOT / LESSONS[lesson_id]["file"]
+    text = file.read_text()
+    assert text.count(change[0]) == 1, f"{file.name} has {text.count(change[0])} times: {change[0]}"
+    mutant = folder / file.parent.name / file.name
+    mutant.parent.mkdir()
+    mutant.write_text(text.replace(*change))
+    (folder / "data").symlink_to(ROOT / "data")
+    return mutant
+
+
+def run_mutant(lesson_id, change, ranks, *arguments, cwd):
+    """Run a lesson with another line on this many ranks, to its end. Return what it prints."""
+    file = write_mutant(cwd, lesson_id, change)
+    status, output = run_ranks(ranks, file, *arguments, cwd=cwd)
+    skip_what_cannot_run(status, output)
+    assert "Traceback" not in output, f"the mutant crashes, which proves nothing:\n{output}"
+    assert output.count("\n=> ") == 1, f"not one proof line:\n{output}"
+    assert status == (0 if proves(output) else 1), output
+    return output
+
+
+def assert_disproved(output, says):
+    """Assert that the proof line says that the claim does not hold, in words that match says."""
+    assert not proves(output), output
+    assert re.search(says, proof_of(output)), f"the proof line does not say: {says}\n{output}"

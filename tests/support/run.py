@@ -1,0 +1,276 @@
+"""What the tests share: the list of lessons, and running one as a user does."""
+
+import contextlib
+import fcntl
+import importlib.util
+import io
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from unittest import mock
+
+import psutil
+import pytest
+from catalog import ROOT, read_course
+import processes
+
+LAUNCHER = ROOT / "scripts" / "multinode_setup_and_run.sh"
+LESSONS = {lesson["id"]: lesson for lesson in read_course()}
+# A rank alone, so that no launcher is needed.
+ALONE = {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",
+}
+# What the ranks of the tests begin with. after() waits until others have done what they should.
+BEGIN = """
+import os, pathlib, signal, subprocess, sys, time
+rank = int(os.environ["RANK"])
+def after(*names):
+    while not all(pathlib.Path(name).exists() for name in names):
+        time.sleep(0.05)
+def done(name):
+    pathlib.Path(name).touch()
+"""
+# What a program begins with that uses the packages of scripts/.
+IMPORT = f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r})\n"
+
+
+def run(command, timeout, cwd, env):
+    """Run a command to its end; return (exit status, stdout and stderr). It must leave nothing."""
+    environment = {**os.environ, **(env or {})}
+    job = processes.run(command, timeout, cwd=cwd, env=environment, stderr=subprocess.STDOUT)
+    assert not job.stopped, f"{job.trouble}:\n{job.output}"
+    assert job.left == [], job.output
+    return job.status, job.output
+
+
+def output_of(result):
+    """Return the output of (exit status, output), if it has ended well."""
+    status, output = result
+    assert status == 0, output
+    return output
+
+
+def run_lesson(lesson_id, *arguments, cwd, file=None, env=None, timeout=200):
+    """Run a lesson to its end; return (exit status, stdout and stderr). It must leave nothing."""
+    command = [sys.executable, file or ROOT / LESSONS[lesson_id]["file"], *arguments]
+    return run(command, timeout, cwd, {"PYTHONUNBUFFERED": "1", **(env or {})})
+
+
+def load(file, text=None):
+    """Return a file, or another text in its place, as a module."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    module = importlib.util.module_from_spec(spec)
+    exec(compile(text or file.read_text(), file, "exec"), module.__dict__)
+    return module
+
+
+def load_lesson(lesson_id):
+    """Return a lesson as a module, for its functions."""
+    return load(ROOT / LESSONS[lesson_id]["file"])
+
+
+def parse_error(lesson_id, *arguments, env=None):
+    """Have a lesson read arguments that it must refuse; return (exit status, what it says)."""
+    lesson = load_lesson(lesson_id)
+    with (
+        mock.patch.object(sys, "argv", [lesson.__file__, *map(str, arguments)]),
+        mock.patch.dict(os.environ, env or {}),
+        contextlib.redirect_stderr(io.StringIO()) as said,
+        pytest.raises(SystemExit) as end,
+    ):
+        lesson.parse_args()
+    return end.value.code, said.getvalue()
+
+
+@contextlib.contextmanager
+def server(*command, cwd, env=None):
+    """Start a command that serves a page on this machine. Yield its process, with .url.
+
+    At the end it gets Ctrl-C. Then .output is what it printed after the address.
+    """
+    environment = {**os.environ, **(env or {})}
+    with processes.Job(command, 200, cwd=cwd, env=environment, stderr=subprocess.STDOUT) as job:
+        found = (re.search(r"http://127\.0\.0\.1:\d+/", line) for line in job.lines())
+        process, begin = job.process, next(filter(None, found), None)
+        assert begin, job.output
+        process.url = begin[0]
+        yield process
+        job.end(signal.SIGINT)
+        assert process.returncode != -signal.SIGKILL, "it does not end on Ctrl-C"
+    process.output = job.output.partition(begin.string)[2]
+
+
+def launch(*arguments, cwd, env=None, timeout=200):
+    """Run the launcher outside Slurm; return (exit status, output). It must leave nothing."""
+    status, output = run([LAUNCHER, *arguments], timeout, cwd, env)
+    assert "Left behind by a rank" not in output, output
+    return status, output
+
+
+def cached_across_workers(tmp_path_factory, name, function):
+    """Return function(), called by one of the test processes only."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with (folder / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        result = folder / f"{name}.json"
+        if not result.exists():
+            result.write_text(json.dumps(function()))
+        return json.loads(result.read_text())
+
+
+def wait_for(condition, seconds):
+    """Wait until condition() is true; return whether it became so in time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def proof_of(output):
+    """Return the line that begins with =>, or an empty string."""
+    lines = [line for line in output.splitlines() if line.startswith("=>")]
+    return lines[-1] if lines else ""
+
+
+def proves(output):
+    """Return whether the last proof line says that the lesson's claim holds."""
+    return proof_of(output).endswith(": ok")
+
+
+def losses(folder):
+    """Return the losses that a lesson wrote for TensorBoard, as [(images seen, loss), ...]."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    return [(event.step, event.value) for event in events.Scalars("loss/train")]
+
+
+def same_losses(mine, theirs):
+    """Return whether two curves, [loss, ...], are the same up to rounding.
+
+    Each kind of CPU rounds in its own way. Once a difference has switched a ReLU it grows: on one
+    kind from 1e-7 to 7e-5 within the steps 13 to 20.
+    """
+    begin = mine[:5] == pytest.approx(theirs[:5], abs=1e-5)
+    return begin and mine == pytest.approx(theirs, abs=2e-3)
+
+
+def shape(text):
+    """Return the set of the kinds of lines in an output: numbers, devices and choices masked."""
+    text = re.sub(r"\d[\d.,+]*(e[+-]\d+)?%?", "#", text)
+    text = re.sub(r"\b(cpu|cuda|xpu)(:#)?", "DEVICE", text)
+    text = re.sub(r"\b(gloo|nccl|xccl)\b", "BACKEND", text)
+    text = re.sub(r"\b(linear|sqrt)\b", "RULE", text)
+    text = re.sub(r"\b(DistributedDataParallel|Net)\b", "MODEL", text)
+    return {" ".join(line.split()) for line in text.splitlines()}
+
+
+def skip_or_fail_in_ci(reason):
+    """Skip, but not in continuous integration: there everything must be at hand."""
+    (pytest.fail if "CI" in os.environ else pytest.skip)(reason)
+
+
+def copy_tree(source, target, **options):
+    """Copy a folder with shutil.copytree. Of a read-only folder, the copy can be written to."""
+    shutil.copytree(source, target, **options)
+    for path in (target, *target.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode | 0o200)
+
+
+def works(*command):
+    """Return whether a command is there and succeeds."""
+    try:
+        return subprocess.run(command, capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+def require_programs(*programs):
+    """Skip where one of these programs is missing."""
+    for program in programs:
+        if shutil.which(program) is None:
+            skip_or_fail_in_ci(f"needs {program}")
+
+
+def require_browser(*fonts):
+    """Skip where there is no browser, or no font, or not these fonts. Return the browser."""
+    browser = os.environ.get("CHROME_PATH", "chromium")
+    require_programs(browser, "fc-list")
+    for font in fonts or (":",):  # a colon: any font
+        if not works("fc-list", "--quiet", font):
+            skip_or_fail_in_ci(f"needs the font {font}" if fonts else "needs a font for the browser")
+    return browser
+
+
+def seeded_rng():
+    """Return a random.Random for the choices of a test. Its seed stands in the test's output.
+
+    TEST_SEED=... in the environment makes the same choices again.
+    """
+    seed = int(os.environ.get("TEST_SEED") or random.SystemRandom().randrange(2**32))
+    print(f"The choices of this test: TEST_SEED={seed}", flush=True)
+    return random.Random(seed)
+
+
+def open_in_browser(url, folder, *options):
+    """Open a page in a real browser without a window. Return its DOM and its console messages.
+
+    folder is for the browser's own files; the options are chromium's, such as --screenshot=FILE.
+    """
+    browser = require_browser()
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
+    command += [f"--user-data-dir={folder}", "--virtual-time-budget=5000", *options]
+    command += ["--dump-dom", url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout, re.findall(r"CONSOLE.*?\] (.*)", done.stderr)
+
+
+def recorded_output(lesson_id):
+    """Return the output that a lesson's page shows, without the command."""
+    lesson = LESSONS[lesson_id]
+    page = (ROOT / lesson.get("page", lesson["file"])).with_suffix(".md").read_text()
+    part = page.partition(f"<!-- begin output {lesson_id} -->\n")[2]
+    return re.search(r"```console\n\$ [^\n]*\n(.*?)\n```", part, re.S)[1]
+
+
+def wait_without_trouble(job):
+    """Wait for a job, which must not reach its limit, and leave nothing."""
+    job.wait()
+    assert not job.stopped, job.output + job.errors
+    assert job.left == []
+
+
+def started(job):
+    """Return the ids of the processes that a job has said it started."""
+    return [int(pid) for pid in re.findall(r"^started (\d+)$", job.output, re.M)]
+
+
+def rank_of(job, number):
+    """Return the process id of a rank of a job. The data workers that it forks are newer."""
+    for process in map(psutil.Process, sorted(job.processes())):
+        is_python = process.name().startswith(("python", "pt_"))
+        if is_python and process.environ().get("RANK") == str(number):
+            return process.pid
+
+
+def is_alive(pid):
+    """Return whether a process runs, and is no zombie."""
+    require_programs("ps")
+    done = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return done.stdout[:1] not in ("", "Z")  # a zombie has ended

@@ -1,0 +1,37 @@
+"""Clusters of a real Slurm for the tests, each in a folder of its own."""
+
+import os
+import shutil
+import subprocess
+import types
+
+from support.run import ROOT, skip_or_fail_in_ci, require_programs, works
+
+LOCAL_SLURM = ROOT / "scripts" / "local_slurm.sh"
+
+
+def require_slurm():
+    """Skip where no cluster can be started."""
+    if os.geteuid() or shutil.which("slurmctld") is None:
+        skip_or_fail_in_ci("needs root and Slurm: scripts/local_slurm.sh install")
+    require_programs("ip", "unshare")
+    if not works("unshare", "--net", "--mount", "--pid", "--fork", "ip", "link", "set", "lo", "up"):
+        skip_or_fail_in_ci("needs the right to make network namespaces")
+
+
+def bring_up(nodes, folder):
+    """Start a cluster. Return .call(command of local_slurm.sh), .run(command on the login side)."""
+    require_slurm()
+    env = {**os.environ, "LOCAL_SLURM_DIR": str(folder)}
+
+    def call(*command, input="", timeout=120, cwd=None):
+        command = [str(word) for word in (LOCAL_SLURM, *command)]
+        pipes = {"input": input, "capture_output": True, "text": True}
+        return subprocess.run(command, **pipes, timeout=timeout, cwd=cwd, env=env)
+
+    def run(*command, **options):
+        return call("shell", *command, **options)
+
+    done = call("up", nodes, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return types.SimpleNamespace(call=call, run=run, env=env, folder=folder)

@@ -1,0 +1,217 @@
+"""scripts/doctor.sh: says that all is well where it is, and names each fault that is planted."""
+
+import os
+import re
+import shutil
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from support.slurm_cluster import bring_up
+from doctor import probe, table
+from support.run import ROOT, copy_tree, run
+
+DOCTOR = ROOT / "scripts" / "doctor.sh"
+
+
+def diagnose(*arguments, cwd, command=DOCTOR, env=None):
+    """Run the doctor. Return its exit status, output, and {check: what it says is wrong}."""
+    status, output = run([command, *arguments], 90, cwd, env)
+    assert not list(cwd.glob(".doctor*")), "it leaves a file"
+    return status, output, dict(re.findall(r"^FAIL (.*?): (.*)$", output, re.M))
+
+
+# On simulated nodes.
+
+
+def test_all_is_well_on_simulated_nodes(tmp_path):
+    status, output, problems = diagnose("--local", "2x2", cwd=tmp_path)
+    assert (status, problems) == (0, {}), output
+    assert len(re.findall(r"^ok   ", output, re.M)) == 10
+    assert output.endswith("\n=> ready: 10 checks ok, 4 ranks\n")
+    assert f", h5py {version('h5py')}, " in output
+    assert re.search(r"^ok   all_reduce: 4 MB at \d.* MB/s, gloo, cpu$", output, re.M)
+
+
+# Is imported by every Python before all else; takes effect on rank 1.
+HOOK = """
+import os, sys, time
+if os.environ.get("RANK") == "1" and "rank.py" in " ".join(sys.orig_argv):
+    {what}
+"""
+
+
+def plant(folder, what):
+    """Return the environment in which rank 1 of the doctor does this before all else."""
+    (folder / "hook").mkdir()
+    (folder / "hook" / "sitecustomize.py").write_text(HOOK.format(what=what))
+    return {"PYTHONPATH": str(folder / "hook")}
+
+
+def test_what_is_wrong_is_said_all_at_once(tmp_path):
+    """A package that one node cannot import, and no data."""
+    home, elsewhere = tmp_path / "my course", tmp_path / "somewhere else"
+    for folder in ("scripts", "day2"):
+        copy_tree(ROOT / folder, home / folder)
+    shutil.copy(ROOT / "requirements.txt", home)
+    (home / "data").mkdir()
+    shutil.copy(ROOT / "data" / "README.md", home / "data")
+    elsewhere.mkdir()
+    env = plant(tmp_path, 'sys.modules["h5py"] = None')
+    command = home / "scripts" / "doctor.sh"
+    status, output, problems = diagnose("--local", "2", cwd=elsewhere, command=command, env=env)
+    assert status == 1
+    assert set(problems) == {"data", "versions"}, output
+    found = r"h5py [\d.]+ on simulated node 0; not usable \(.*\) on simulated node 1\. Use one"
+    assert re.match(found, problems["versions"])
+    assert "git checkout data/MNIST" in problems["data"]
+    assert "\n=> not ready: 2 of " in output
+
+
+def test_a_busy_node_is_named(tmp_path):
+    env = plant(tmp_path, "os.getloadavg = lambda: (99.0, 0.0, 0.0)")
+    output = diagnose("--local", "2", cwd=tmp_path, env=env)[1]
+    assert re.search(r"^note CPUs: on .*simulated node 1 more than half of ", output, re.M)
+
+
+def test_a_wrong_interface_is_named_with_those_that_there_are(tmp_path):
+    env = {"GLOO_SOCKET_IFNAME": "nosuch0"}
+    status, output, problems = diagnose("--local", "2", cwd=tmp_path, env=env)
+    assert status == 1
+    assert set(problems) == {"all_reduce"}, output
+    assert "the interface is nosuch0 (of lo" in problems["all_reduce"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("what", ["time.sleep(100)", "os.kill(os.getpid(), 11)"])
+def test_a_rank_that_hangs_or_dies_is_named(what, tmp_path):
+    env = plant(tmp_path, what)
+    status, output, problems = diagnose("--local", "2", cwd=tmp_path, env=env)
+    assert status == 1
+    # Where it dies, the launcher names it and may end the other before that one has answered.
+    assert re.match(r"rank (0, )?1 did not answer; answers came only from ", problems["answers"])
+    assert "\n=> not ready: " in output
+
+
+@pytest.mark.parametrize("arguments", [("--no-such-option",), ("--local", "0"), ()])
+def test_where_it_cannot_start_it_says_why(arguments, tmp_path):
+    env = {name: "" for name in os.environ if name.startswith("SLURM_")}
+    status, output, _ = diagnose(*arguments, cwd=tmp_path, env=env)
+    assert status == 1
+    assert len(output.splitlines()) == 1
+
+
+# What a rank finds out about its machine.
+
+
+def test_a_rank_says_what_is_wrong_with_its_machine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert rank.check_files(".") == rank.check_shm() == ""
+    assert "are not seen. Go to a folder on the file system that all" in rank.check_files("token")
+    monkeypatch.setattr(rank.os, "access", lambda *_: False)
+    assert rank.check_files(".").startswith(f"you cannot write to {tmp_path}. Go to")
+    monkeypatch.setattr(rank.os, "sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr(rank.os, "cpu_count", lambda: 8)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert rank.check_cpus().startswith("1 for 2 threads, which take turns: unset")
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "4")
+    assert rank.check_cpus().startswith("1, although you asked for 4. See --cpu-bind")
+    monkeypatch.setattr(rank, "SHM", 2**60)
+    assert "MB free. Remove" in rank.check_shm()
+
+
+def test_a_tmpdir_that_no_worker_can_send_from_is_found(tmp_path):
+    (tmp_path / ("x" * 80)).mkdir()
+    env = {"TMPDIR": str(tmp_path / ("x" * 80))}
+    status, output, problems = diagnose("--local", "2", cwd=tmp_path, env=env)
+    assert (status, set(problems)) == (1, {"TMPDIR"}), output
+    assert "(AF_UNIX path too long). Choose another, with a short path: " in problems["TMPDIR"]
+    assert not list((tmp_path / ("x" * 80)).glob("pymp-*"))
+
+
+# The checks of all ranks together, with facts that are made up.
+
+VERSIONS = {"Python": "3.11.7", "torch": "2.15.0", "h5py": "3.16.0"}
+
+
+def facts_of(number, **changes):
+    """Return what a rank of two prints, on a node of its own where all is well."""
+    return {
+        "rank": number,
+        "node": f"node{number + 1}",
+        "local_rank": 0,
+        "checks": {"CPUs": ("enough", "")},
+        "versions": VERSIONS,
+        "has_gpus": True,
+        "built": True,
+        "gpus": [f"GPU-{number}" for number in range(4)],
+        "backend": "nccl",
+        "met": True,
+        "where": "node1 is 10.0.0.1 there, and the interface is eth0 (of lo, eth0)",
+        "speed": "4 MB at 100 MB/s",
+        **changes,
+    }
+
+
+def problems_of(*ranks):
+    """Return {check: what it says is wrong} of two ranks."""
+    found = table.make_table(2, list(ranks))
+    return {name: problem for name, _, problem in found if problem}
+
+
+SAME = {"node": "node1", "local_rank": 1}
+TIMED_OUT = {"met": False, "error": "timed out after 20 s"}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("versions", {"versions": {**VERSIONS, "torch": "2.7.0"}}, "2.7.0 on node2. Use one envir"),
+        ("GPUs", {"gpus": []}, "torch sees no GPU on node2, which has some. Ask for them"),
+        ("GPUs", {"gpus": [], "built": False}, "on node2 is for CPUs only, but there are GPUs."),
+        ("GPUs", {"backend": "gloo", "gpus": [], "has_gpus": False}, "nccl on node1; gloo on node"),
+        ("GPUs", {**SAME, "local_rank": 0}, "ranks 0, 1 on node1 use only GPU-0. Let each"),
+        ("CPUs", {"checks": {"CPUs": ("", "1, although")}}, "on node2: 1, although"),
+        ("rendezvous", TIMED_OUT, "rank 1 on node2: timed out after 20 s. node1 is 10.0.0.1"),
+    ],
+)
+def test_a_check_names_the_node_and_what_to_do(name, changes, words):
+    problems = problems_of(facts_of(0), facts_of(1, **changes))
+    assert set(problems) == {name}
+    assert words in problems[name]
+
+
+def test_what_is_no_fault_is_not_called_one():
+    assert problems_of(facts_of(0), facts_of(1)) == {}
+    none = {"gpus": [], "has_gpus": False, "backend": "gloo"}
+    assert problems_of(facts_of(0, **none), facts_of(1, **none)) == {}
+    # Nodes with unequal numbers of GPUs, each with a rank of its own.
+    ranks = [facts_of(0, gpus=["a", "b"]), facts_of(1, **SAME, gpus=["a", "b"])]
+    ranks.append(facts_of(2, node="node2", gpus=["c"]))
+    assert table.check_gpus(ranks)[0] == "2, 1 on the nodes, a different one for each rank"
+
+
+# Nodes of a real Slurm.
+
+
+@pytest.mark.full
+def test_a_firewall_between_nodes_is_found(tmp_path):
+    """Only the port at which the ranks meet is open, as MASTER_PORT alone was asked for."""
+    slurm = bring_up(2, Path(f"/run/doctor-test-{os.getpid()}"))
+    pid = (slurm.folder / "node1.pid").read_text().strip()
+    on_node1 = ["nsenter", "--target", pid, "--net", "ip", "rule", "add"]
+    salloc = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1", "--time=5"]
+    settings = [f"PYTHON={sys.executable}", "MASTER_PORT=29555"]
+    command = [ROOT / "scripts" / "local_slurm.sh", "shell", "env", *settings, *salloc, DOCTOR]
+    try:
+        for ports in ("1024-29554", "29556-65000"):
+            rule = f"to 10.77.0.2 ipproto tcp sport {ports} blackhole".split()
+            assert run([*on_node1, *rule], 10, ROOT, None) == (0, "")
+        status, output = run(command, 120, tmp_path, slurm.env)
+    finally:
+        slurm.call("down")
+    assert status == 1
+    assert len(re.findall("^FAIL", output, re.M)) == 1, output
+    assert "FAIL all_reduce: " in output
+    assert "node1 is 10.77.0.1 there, and the interface is eth0" in output

@@ -1,0 +1,237 @@
+"""The environment: whose torch is used, what is installed where, and what one is told.
+
+The packages are small wheels made here, which are called torch and so on; pip, venv, the scripts
+and the launcher are the real ones.
+"""
+
+import importlib.util
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from support.run import ROOT, skip_or_fail_in_ci, copy_tree, output_of, run
+
+PYTEST = 'import sys\nprint("pytest", sys.argv[1:])\n'
+
+
+def make_wheel(folder, name, version, *requires, files=None):
+    """Write a wheel with a package of that name, and perhaps {path: text} besides."""
+    info = f"{name}-{version}.dist-info"
+    metadata = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    metadata += [f"Requires-Dist: {text}" for text in requires]
+    contents = {
+        f"{name}/__init__.py": f'__version__ = "{version}"\n',
+        **(files or {}),
+        f"{info}/METADATA": "\n".join([*metadata, ""]),
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    contents[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in [*contents, f"{info}/RECORD"])
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        for path, text in contents.items():
+            wheel.writestr(path, text)
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory):
+    """A folder with all that pip can install."""
+    folder = tmp_path_factory.mktemp("wheels")
+    for version in ("2.5.1", "2.6.0", "2.6.0a0+site", "2.15.0"):
+        make_wheel(folder, "torch", version)
+    make_wheel(folder, "torchvision", "0.21.0", "torch==2.6.0")
+    make_wheel(folder, "torchvision", "0.29.2", "torch>=2.14.0")
+    make_wheel(folder, "accelerate", "1.0", "torch>=2.0")
+    make_wheel(folder, "pytest", "9.0", files={"pytest/__main__.py": PYTEST})
+    return folder
+
+
+@pytest.fixture
+def course(tmp_path):
+    """The scripts and the requirements of the course, with fewer packages."""
+    root = tmp_path / "my course"
+    copy_tree(ROOT / "scripts", root / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    (root / "requirements.txt").write_text("torch>=2.6\ntorchvision>=0.21\naccelerate\n")
+    (root / "tests").mkdir()
+    (root / "tests" / "requirements.txt").write_text("pytest\n")
+    (root / "where.py").write_text(
+        "import accelerate, sys, torch, torchvision as v\n"
+        "print('it is', sys.prefix, torch.__version__, v.__version__)\n"
+    )
+    return root
+
+
+@pytest.fixture
+def site(wheels, tmp_path):
+    """Return a function that makes a site's environment; it returns what has to be exported."""
+
+    def make(name, *packages, kind="venv"):
+        folder = tmp_path / "site" / name
+        command = [sys.executable, "-m", "venv", "--without-pip", folder]
+        subprocess.run(command, check=True, timeout=60)
+        [place] = folder.glob("lib/python*/site-packages")
+        for package in packages:
+            with zipfile.ZipFile(wheels / f"{package}-py3-none-any.whl") as wheel:
+                wheel.extractall(place)  # as pip does
+        if kind == "PYTHONPATH":
+            return {"PYTHONPATH": str(place)}
+        return {"PATH": f"{folder / 'bin'}:"}
+
+    return make
+
+
+@pytest.fixture
+def shell(course, wheels, site):
+    """Return a function that types a command, where some variables are exported.
+
+    It returns (exit status, output). pip is offered the wheels, and nothing else. The Python that
+    is there without a site's environment has no torch.
+    """
+    if importlib.util.find_spec("ensurepip") is None:
+        skip_or_fail_in_ci("needs pip in new environments: apt-get install python3-venv")
+    begins = ("PIP_", "PYTHON", "SLURM_", "VIRTUAL_ENV")
+    env = {name: "" for name in os.environ if name.startswith(begins)}
+    env |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels)}
+    env["PATH"] = site("nothing")["PATH"] + "/usr/local/bin:/usr/bin:/bin"
+
+    def type_command(*command, **variables):
+        if "PATH" in variables:
+            variables["PATH"] += env["PATH"]
+        return run(command, 280, course, {**env, **variables})
+
+    return type_command
+
+
+LIST = ("scripts/run_course.sh", "--list")
+
+
+def torch_of(shell, **variables):
+    """Return what the launcher's ranks run with: prefix, torch and torchvision."""
+    command = ("scripts/multinode_setup_and_run.sh", "--local", "1", "where.py")
+    output = output_of(shell(*command, **variables))
+    return output.partition("it is ")[2].rstrip("\n")
+
+
+@pytest.mark.parametrize("kind", ["PYTHONPATH", "venv"])
+def test_the_torch_of_a_site_is_kept_and_gets_the_torchvision_that_fits(
+    kind, site, shell, course, tmp_path
+):
+    active = site("pytorch 2.6", "torch-2.6.0", kind=kind)
+    before = sorted((tmp_path / "site" / "pytorch 2.6").rglob("*"))
+    output = output_of(shell(*LIST, **active))
+    assert output.startswith(
+        "Making .venv. It keeps the active torch==2.6.0.\n"
+        "Installing what .venv lacks: torchvision, accelerate.\n"
+    )
+    venv = course / ".venv"
+    assert torch_of(shell, **active) == f"{venv} 2.6.0 0.21.0"
+    assert not list(venv.rglob("torch"))
+    after = sorted((tmp_path / "site" / "pytorch 2.6").rglob("*"))
+    assert [path for path in after if "__pycache__" not in path.parts] == before
+    assert shell(*LIST, **active)[1].split()[0] == "0"  # a second time all is there
+    # In a new terminal the site's is not active. .venv does not get another torch.
+    status, output = shell(*LIST)
+    assert status == 1
+    assert output.startswith(f"{venv} was made for an environment that is not active now: ")
+    assert "torch==2.6.0. Activate that environment first, " in output
+
+
+def test_an_environment_that_has_all_is_used_as_it_is(site, shell, course):
+    """Also if its torch is a site's own build, which no index has. For pip it is before 2.6."""
+    active = site("pytorch", "torch-2.6.0a0+site", "torchvision-0.21.0", "accelerate-1.0")
+    assert shell(*LIST, **active)[1].split()[0] == "0"
+    assert not (course / ".venv").exists()
+    # Only the tests need more.
+    output = output_of(shell("scripts/run_tests.sh", "-k", "x", **active, TORCH_INDEX="an-index"))
+    assert "\nInstalling what .venv lacks: pytest.\n" in output
+    assert output.endswith("pytest ['-k', 'x']\n")
+    assert torch_of(shell, **active).endswith(" 2.6.0a0+site 0.21.0")
+
+
+def test_what_failed_is_taken_up_again_and_later_only_what_lacks_is_installed(shell, course):
+    requirements = course / "requirements.txt"
+    requirements.write_text("torch>=2.6\ntorchvision>=0.21\n")
+    (course / ".venv").mkdir()
+    (course / ".venv" / "pyvenv.cfg").touch()  # half made
+    status, output = shell(*LIST, PIP_FIND_LINKS="")  # as without a network
+    assert status == 1
+    sentence = "The packages could not be installed into .venv: the lines above say why."
+    assert output.splitlines()[-1] == sentence
+    status, output = shell(*LIST)
+    assert output.startswith("Installing what .venv lacks: torch, torchvision.\n")
+    assert status == 0, output
+    requirements.write_text(requirements.read_text() + "accelerate\n")
+    assert shell(*LIST)[1].startswith("Installing what .venv lacks: accelerate.\n")
+    assert shell(*LIST)[1].split()[0] == "0"
+    assert torch_of(shell) == f"{course / '.venv'} 2.15.0 0.29.2"
+
+
+def test_a_torch_that_is_too_old_gets_a_sentence(site, shell, course):
+    status, output = shell(*LIST, **site("pytorch", "torch-2.5.1"))
+    assert status == 1
+    assert output.startswith("torch 2.6 or newer is needed; this environment has 2.5.1. Load")
+    assert len(output.splitlines()) == 1
+    assert not (course / ".venv").exists()
+
+
+def test_a_python_that_is_too_old_gets_a_sentence(monkeypatch):
+    said = r"Python 3\.11 or newer is needed; .* Name a newer one: PYTHON=python3\.12"
+    monkeypatch.setattr(sys, "version_info", (3, 10, 1))
+    with pytest.raises(SystemExit, match=said):
+        runpy.run_path(str(ROOT / "scripts" / "course" / "lists.py"))
+
+
+def test_torch_comes_from_the_index_that_is_named(shell, course, tmp_path):
+    index = tmp_path / "cpu"
+    for name, version in (("torch", "2.15.0+cpu"), ("torchvision", "0.29.2+cpu")):
+        (index / name).mkdir(parents=True)
+        make_wheel(index / name, name, version)
+        file = f"{name}-{version}-py3-none-any.whl"
+        (index / name / "index.html").write_text(f'<a href="{file}">{file}</a>')
+    pypi = {"PIP_NO_INDEX": "", "PIP_INDEX_URL": (tmp_path / "nowhere").as_uri()}
+    output_of(shell(*LIST, TORCH_INDEX=index.as_uri(), **pypi))
+    assert torch_of(shell) == f"{course / '.venv'} 2.15.0+cpu 0.29.2+cpu"
+
+
+@pytest.mark.full
+def test_another_torch_gets_an_environment_of_its_own(shell, course):
+    """And the torchvision that fits."""
+    command = ("scripts/run_tests.sh", "--torch", "2.6.0", "-k", "lesson_4")
+    output_of(shell(*command))
+    assert not (course / ".venv").exists()
+    python = course / ".venv-torch-2.6.0" / "bin" / "python"
+    show = "import torch, torchvision as v, accelerate; print(torch.__version__, v.__version__)"
+    assert shell(python, "-c", show) == (0, "2.6.0 0.21.0\n")
+    assert shell(*command) == (0, "pytest ['-k', 'lesson_4']\n")
+
+
+# No git, Slurm, browser, npm, poppler, ip, ps, vmstat or unshare.
+EVERYWHERE = ["bash", "sh", "sed", "grep", "find", "xargs", "tar", "gzip", "hostname", "basename"]
+EVERYWHERE += ["cat", "chmod", "cksum", "cp", "cut", "date", "df", "dirname", "du", "env", "head"]
+EVERYWHERE += ["id", "kill", "ln", "ls", "mkdir", "mktemp", "mv", "nice", "nproc", "paste", "pwd"]
+EVERYWHERE += ["readlink", "realpath", "rm", "rmdir", "seq", "sleep", "sort", "tail", "tee"]
+EVERYWHERE += ["timeout", "touch", "tr", "uname", "wc"]
+
+
+@pytest.mark.full
+def test_a_bare_machine_skips_and_nothing_fails(tmp_path):
+    """What needs a cluster, a browser or git says that it is not there."""
+    for name in EVERYWHERE:
+        (tmp_path / name).symlink_to(shutil.which(name))
+    env = {"PATH": str(tmp_path), "LC_ALL": "C", "TMPDIR": str(tmp_path), "PYTHON": sys.executable}
+    command = [ROOT / "scripts" / "run_tests.sh", "-n", "2", "-q", "-p", "no:cacheprovider"]
+    part = "all_is_well or firewall"
+    done = subprocess.run(
+        [*command, "-m", "", "-k", part],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    last = done.stdout.splitlines()[-1]
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr
+    assert " passed" in last
+    assert " skipped" in last

@@ -1,0 +1,281 @@
+"""The launcher on simulated nodes: it starts ranks, names the first to fail, divides GPUs."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+from support.run import (
+    BEGIN,
+    IMPORT,
+    LAUNCHER,
+    ROOT,
+    copy_tree,
+    launch,
+    load,
+    require_programs,
+    wait_without_trouble,
+)
+import processes
+from launcher import failures, gpus, rendezvous
+from torch.distributed import TCPStore
+
+MASKS = ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"]
+
+
+# Ranks on simulated nodes.
+
+
+def test_each_rank_gets_its_variables_and_all_arguments(launch_ranks, monkeypatch):
+    for name in ("MASTER_PORT", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+    text = """
+names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT".split()
+ignored = signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN  # Slurm's warning comes too early
+row = [*(os.environ[name] for name in names), ignored, sys.argv[1:]]
+os.write(1, (" ".join(map(str, row)) + "\\n").encode())
+"""
+    with launch_ranks(text, "2x3") as job:
+        wait_without_trouble(job)
+    assert (job.status, job.errors) == (0, "")
+    port = re.search(r"^rendezvous: 127\.0\.0\.1:(\d+), interface lo", job.output, re.M)[1]
+    rows = sorted(job.output.splitlines()[3:])
+    expected = [f"{r} {r % 3} 6 3 127.0.0.1 {port} True ['a b', '--', '-x']" for r in range(6)]
+    assert rows == expected
+
+
+def test_what_the_user_has_set_stays_and_a_lesson_is_found_by_its_name(tmp_path):
+    env = {"MASTER_PORT": "1234", "OMP_NUM_THREADS": "7", "GLOO_SOCKET_IFNAME": "eth9"}
+    lesson = ("9_torch_dist_multi_node.py", "a b")
+    status, output = launch("--local", "2", "--dry-run", *lesson, cwd=tmp_path, env=env)
+    assert status == 0
+    assert "rendezvous: 127.0.0.1:1234, interface eth9\neach rank: OMP_NUM_THREADS=7 " in output
+    command = shlex.split(output.splitlines()[-1])
+    assert command[-2:] == [str(ROOT / "day2" / "9_torch_dist_multi_node.py"), "a b"]
+
+
+def test_two_jobs_at_a_time_do_not_meet(monkeypatch):
+    """Though both come to the same number. Rank 0 can listen at the port that is kept for it."""
+    numbers = iter([23455, 23455, 23456])
+    monkeypatch.setattr(rendezvous.random, "randrange", lambda *_: next(numbers))
+    with rendezvous.reserve_port() as one, rendezvous.reserve_port() as other:
+        assert (one.getsockname()[1], other.getsockname()[1]) == (23455, 23456)
+        assert TCPStore("127.0.0.1", 23455, is_master=True, wait_for_workers=False).port == 23455
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "Name a lesson, for example: "),
+        (("--local", "2x", "9"), "--local: must be N or NxM"),
+        (("--locale", "9"), "There is no option --locale"),
+        (("--local", "1", "nothing.py"), "There is no lesson and no file 'nothing.py'"),
+    ],
+)
+def test_bad_input_gets_one_message(arguments, sentence, tmp_path):
+    status, output = launch(*arguments, cwd=tmp_path)
+    assert status == 1
+    assert len(output.splitlines()) == 1
+    assert output.startswith(sentence)
+
+
+def test_srun_cannot_start_what_starts_srun(tmp_path):
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}
+    status, output = launch("9", cwd=tmp_path, env=step)
+    assert status == 1
+    assert output.startswith("srun started this script, but it calls srun itself. Start it without")
+
+
+def test_a_node_without_python_says_so(tmp_path):
+    """Its .venv lies on a disk that this node does not see, or no module is loaded."""
+    for name in ("bash", "dirname", "hostname", "head"):
+        (tmp_path / name).symlink_to(f"/bin/{name}")
+    scripts = tmp_path / "course" / "scripts"  # with no .venv beside it
+    copy_tree(LAUNCHER.parent, scripts)
+    env = {"PATH": str(tmp_path), "PYTHON": "python-of-a-module"}
+    command = [scripts / LAUNCHER.name, "9"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith("No Python with torch on ")
+
+
+def test_monitor_notes_how_busy_each_node_is(launch_ranks, fake_command, tmp_path):
+    require_programs("vmstat")
+    # There are no GPUs here: something in the place of their maker's tool.
+    fake_command("nvidia-smi", '#!/bin/sh\necho "$@"\nexec sleep 60\n')
+    with launch_ranks("time.sleep(2.5)", "2x2", "--monitor") as job:
+        wait_without_trouble(job)
+    for kind, words in {"cpu": " us sy id ", "gpu": "utilization.gpu"}.items():
+        logs = sorted(tmp_path.glob(f"logs/{kind}-*.out"))
+        assert [log.name[-11:] for log in logs] == ["-node-0.out", "-node-1.out"]
+        assert all(words in log.read_text() for log in logs)
+
+
+# The first to fail.
+
+
+def test_the_first_to_fail_is_named_though_others_fail_later(launch_ranks):
+    """And it is the first in time, not in number; its exit status is the launcher's."""
+    text = """
+if rank == 2:
+    after("ready0", "ready1")
+    sys.exit(5)
+done(f"ready{rank}")
+after("ready0", "ready1")
+time.sleep(0.5)
+print(f"rank {rank} fails because of it", file=sys.stderr)
+sys.exit(3)
+"""
+    with launch_ranks(text, "3") as job:
+        wait_without_trouble(job)
+    *others, last = job.errors.splitlines()
+    assert sorted(others) == [f"rank {rank} fails because of it" for rank in (0, 1)]
+    assert last == "The first to fail: rank 2 on simulated node 2 ended with exit status 5."
+    assert job.status == 5
+
+
+def test_after_kill_9_of_a_rank_the_others_end_with_all_that_they_started(launch_ranks):
+    """Though they ignore SIGTERM. What they say in the meantime is passed on."""
+    text = """
+if rank == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for place in ({}, {"process_group": 0}, {"start_new_session": True}):
+        subprocess.Popen(["sleep", "600"], **place)
+    done("ready")
+    time.sleep(600)
+after("ready")
+sys.stderr.write("the last words")
+sys.stderr.flush()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with launch_ranks(text, "1x2") as job:
+        wait_without_trouble(job)
+    assert job.status == 128 + signal.SIGKILL
+    assert job.errors == (
+        "Still running: rank 0 on simulated node 0.\n"
+        "the last words\n"
+        "The first to fail: rank 1 on simulated node 0 ended with signal KILL.\n"
+    )
+
+
+def test_what_a_rank_leaves_behind_is_ended_and_named(launch_ranks):
+    with launch_ranks("rank or subprocess.Popen(['sleep', '600'], start_new_session=True)") as job:
+        wait_without_trouble(job)
+    assert job.status == 0
+    said = r"Left behind by a rank, so killed: process \d+ sleep 600\n"
+    assert re.fullmatch(said, job.errors), job.errors
+
+
+def test_status_69_is_handed_on_and_nobody_is_named(launch_ranks):
+    text = """
+if rank == 1:
+    sys.exit(print("This machine has no wheels.", file=sys.stderr) or 69)
+time.sleep(600)
+"""
+    with launch_ranks(text) as job:
+        wait_without_trouble(job)
+    assert (job.status, job.errors) == (69, "This machine has no wheels.\n")
+
+
+FIRST = "launcher: 1700000002.250000 rank 5 on node2 ended with signal KILL"
+LATER = "launcher: 1700000002.500000 rank 0 on node1 ended with exit status 1"
+LOST = "Slurm has lost node2, or cannot reach it. The rest follows from that."
+
+
+@pytest.mark.parametrize(
+    ("lines", "status", "said"),
+    [
+        ([LATER, FIRST], 0, "The first to fail: rank 5 on node2 ended with signal KILL."),
+        (["srun: error: Node failure on node2"], 0, LOST),
+        (["srun: error: Task launch for StepId=7.0 failed on node node2: Bad"], 0, LOST),
+        ([LATER.replace("status 1", "status 69")], 69, ""),
+        (["  exitcode  : 69 (pid: 71)"], 69, ""),  # torchrun itself ends with 1
+        # Ranks that did not meet: rank 0, and another one.
+        (["Timed out after 61 seconds waiting for clients. 1/2"], 0, "DIST_TIMEOUT=300"),
+        (["The client socket has timed out after 60000ms"], 0, "DIST_TIMEOUT=300"),
+    ],
+)
+def test_what_is_said_on_stderr_tells_why_a_job_ended(lines, status, said, capfd):
+    report = errors.FailureReport()
+    for line in lines:
+        report.take(f"{line}\n".encode())
+    forwarded = capfd.readouterr().err.splitlines()
+    assert forwarded == [line for line in lines if not line.startswith("launcher: ")]
+    assert report.conclude() == status
+    text = capfd.readouterr().err
+    assert said in text if said else text == ""
+
+
+# The GPUs of simulated nodes. tests/gpu answers for torch.
+
+
+def test_simulated_nodes_divide_the_gpus_that_the_user_has_left_visible(tmp_path, monkeypatch):
+    for mask in MASKS:
+        monkeypatch.delenv(mask, raising=False)
+    given = {"STANDIN_GPUS": "4", "PYTHONPATH": str(ROOT / "tests" / "gpu")}
+    given["CUDA_VISIBLE_DEVICES"] = "2,3"
+    text = "os.write(1, f\"rank {rank} sees {os.environ['CUDA_VISIBLE_DEVICES']}\\n\".encode())"
+    (tmp_path / "rank.py").write_text(BEGIN + text)
+    (tmp_path / "nvidia0").touch()  # in a /dev of its own
+    code = "from launcher import gpus, launch\n"
+    code += "gpus.DEVICES = launch.Path()\nsys.exit(launch.main())"
+    command = [sys.executable, "-c", IMPORT + code, "--local", "2", "rank.py"]
+    job = processes.run(command, 100, cwd=tmp_path, env={**os.environ, **given})
+    assert ", on 2 GPUs\n" in job.output
+    assert sorted(job.output.splitlines()[3:]) == ["rank 0 sees 2", "rank 1 sees 3"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "nodes", "each", "masks", "words"),
+    [
+        ("", 2, 1, ["", ""], "the CPU"),
+        ("0 1 2 3", 2, 2, ["0,1", "2,3"], "4 GPUs"),
+        ("0", 2, 2, ["", ""], "1 GPUs"),  # all share it, and see so
+        ("0 1", 2, 2, ["-1", "-1"], "the CPU, because there are fewer GPUs than ranks"),
+    ],
+)
+def test_gpus_are_shared_out(visible, nodes, each, masks, words):
+    found = ["CUDA_VISIBLE_DEVICES", *visible.split()] if visible else []
+    variables, on = gpus.share_gpus(found, nodes, each)
+    assert [node.get("CUDA_VISIBLE_DEVICES", "") for node in variables] == masks
+    assert on == words
+
+
+@pytest.mark.parametrize(
+    ("kind", "masks", "name", "expected"),
+    [
+        ("cuda", {}, "CUDA_VISIBLE_DEVICES", "0 1 2 3"),
+        ("cuda", {"CUDA": "GPU-5ad10003"}, "CUDA_VISIBLE_DEVICES", "GPU-5ad10003"),
+        ("cuda", {"CUDA": "-1"}, "", ""),
+        # Of a divided GPU a process sees one part, so the ranks share that one.
+        ("mig", {"CUDA": "MIG-a,MIG-b"}, "CUDA_VISIBLE_DEVICES", "MIG-a"),
+        # HIP takes CUDA's variable, too, but its own wins: so its own is set.
+        ("hip", {"CUDA": "3,1"}, "HIP_VISIBLE_DEVICES", "3 1"),
+        ("hip", {"CUDA": "3,1", "HIP": "2"}, "HIP_VISIBLE_DEVICES", "2"),
+        # Slurm sets ROCR's. What it leaves is counted from 0.
+        ("hip", {"ROCR": "2,3"}, "HIP_VISIBLE_DEVICES", "0 1"),
+        ("xpu", {"CUDA": "0", "ZE": "3,1"}, "ZE_AFFINITY_MASK", "3 1"),
+        ("none", {}, "", ""),
+    ],
+)
+def test_gpus_are_called_as_the_variable_of_their_maker_has_them(
+    kind, masks, name, expected, monkeypatch
+):
+    standin = load(ROOT / "tests" / "gpu" / "sitecustomize.py")
+    for mask in MASKS:
+        monkeypatch.delenv(mask, raising=False)
+    for maker, value in masks.items():
+        mask = next(mask for mask in MASKS if mask.startswith(maker))
+        monkeypatch.setenv(mask, value)
+    monkeypatch.setenv("STANDIN_KIND", kind.replace("mig", "cuda"))
+    monkeypatch.setenv("STANDIN_MIG", str(int(kind == "mig")))
+    monkeypatch.setenv("STANDIN_GPUS", "4")
+    torch = SimpleNamespace(accelerator=mock.Mock(), version=SimpleNamespace(hip=kind == "hip"))
+    torch.accelerator.device_count.return_value = standin.device_count()
+    torch.accelerator.current_accelerator.return_value.type = standin.KINDS[standin.kind()]
+    assert gpus.name_gpus(torch) == (name, expected.split())

@@ -1,0 +1,128 @@
+"""Nothing is left of a command, whatever ends it: the launcher, a time limit, Ctrl-C, kill -9."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from support.run import IMPORT, is_alive, started, wait_for, wait_without_trouble
+import processes
+
+# A child that ignores SIGTERM and keeps stdout open. Its parent goes on with what follows.
+STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a program started now ignores it, too
+child = subprocess.Popen(["sleep", "600"], {options})
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+os.write(1, f"started {{child.pid}}\\n".encode())
+"""
+ELSEWHERE = "start_new_session=True"
+FAST = {"grace": 1, "settle": 1, "patience": 1}  # seconds, and no more on a busy machine
+
+
+# Nothing is left.
+
+
+@pytest.mark.parametrize(("name", "status"), [("INT", 130), ("TERM", 143), ("HUP", 129)])
+def test_a_launcher_that_is_stopped_ends_its_ranks(name, status, launch_ranks):
+    text = """
+def end(*_):
+    os.write(2, f"rank {rank} is told to end\\n".encode())  # at once: two ranks write
+    sys.exit(1)
+signal.signal(signal.SIGTERM, end)
+os.write(1, f"ready {rank}\\n".encode())
+time.sleep(600)
+"""
+    with launch_ranks(text) as job:
+        assert wait_for(lambda: job.output.count("ready ") == 2, 60)
+        job.process.send_signal(signal.Signals[f"SIG{name}"])
+        wait_without_trouble(job)
+    assert job.status == status
+    assert sorted(job.errors.splitlines()) == [f"rank {rank} is told to end" for rank in (0, 1)]
+
+
+def test_at_a_time_limit_all_is_ended():
+    text = STUBBORN.format(options=ELSEWHERE) + "time.sleep(600)\n"
+    job = processes.run([sys.executable, "-c", text], 5, **FAST)
+    assert job.trouble == "stopped after 5 s, processes left: 1"
+    assert not is_alive(*started(job))
+
+
+def test_what_a_command_leaves_behind_is_ended():
+    text = STUBBORN.format(options=ELSEWHERE)
+    job = processes.run([sys.executable, "-c", text], 60, **FAST)
+    (pid,) = started(job)
+    assert job.trouble == "processes left: 1"
+    assert job.left == [f"{pid} sleep 600"]
+    assert not is_alive(pid)
+
+
+def test_nobody_waits_for_a_pipe_that_cannot_be_closed(launch_ranks):
+    """A process without the mark, in another session, is not found. The launcher ends anyway."""
+    with launch_ranks(STUBBORN.format(options=f"{ELSEWHERE}, env={{}}"), "1") as job:
+        job.wait()
+    (pid,) = started(job)
+    assert is_alive(pid)
+    os.kill(pid, signal.SIGKILL)
+    assert job.trouble == ""
+
+
+def test_without_proc_the_process_group_counts(monkeypatch, tmp_path):
+    """As on a Mac."""
+    monkeypatch.setattr(processes, "PROC", tmp_path / "proc")
+    job = processes.run(["sh", "-c", "sleep 600 & echo started $!; wait"], 2, **FAST)
+    assert job.stopped
+    assert wait_for(lambda: not is_alive(*started(job)), 5)
+
+
+# A command of the course that waits for another one.
+WAITS = f"""{IMPORT}
+from processes import Job, exit_with
+def main():
+    with Job([sys.executable, "-c", sys.argv[2]], 600, grace=int(sys.argv[1]), patience=1) as job:
+        for line in job.lines():
+            print(line, end="", flush=True)
+exit_with(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "status"), [("INT", 130), ("HUP", 129), ("QUIT", 131), ("TERM", 143), ("KILL", -9)]
+)
+def test_whatever_ends_a_command_ends_what_it_waits_for(name, status):
+    stubborn = STUBBORN.format(options=ELSEWHERE) + "time.sleep(600)\n"
+    command = [sys.executable, "-c", WAITS, 1, stubborn]
+    with processes.Job(command, 60, stderr=subprocess.STDOUT, **FAST) as job:
+        next(job.lines())
+        job.process.send_signal(signal.Signals[f"SIG{name}"])
+        job.wait()
+    assert job.status == status, job.output
+    assert not is_alive(*started(job))
+    if name != "KILL":  # otherwise this test has ended it: a job in a job belongs to both
+        assert job.left == []
+
+
+def test_ctrl_c_again_does_not_wait():
+    deaf = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+    deaf += "print('ready', flush=True); time.sleep(600)"
+    command = [sys.executable, "-c", WAITS, 600, deaf]
+    with processes.Job(command, 60, stderr=subprocess.STDOUT, **FAST) as job:
+        next(job.lines())
+        job.process.send_signal(signal.SIGINT)
+        assert not wait_for(lambda: job.status is not None, 1)
+        job.process.send_signal(signal.SIGINT)
+        wait_without_trouble(job)
+    assert job.status == 130
+
+
+def test_what_is_ignored_stays_ignored():
+    """As under nohup, and in the background of a script."""
+    slow = "import time; print('ready', flush=True); time.sleep(2); print('done')"
+    command = ["sh", "-c", 'trap "" HUP INT; exec "$@"', "sh", sys.executable, "-c", WAITS, 1, slow]
+    with processes.Job(command, 60, stderr=subprocess.STDOUT) as job:
+        next(job.lines())
+        for number in (signal.SIGHUP, signal.SIGINT):
+            job.process.send_signal(number)
+        job.wait()
+    assert (job.trouble, job.output) == ("", "ready\ndone\n")

@@ -1,0 +1,226 @@
+"""run_course.sh, its report, and the commands that measure."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+from runner.report import write
+from support.run import LESSONS, ROOT, skip_or_fail_in_ci, output_of, proof_of, recorded_output
+from support.run import run as run_command
+import processes
+from markupsafe import escape
+
+RUN_COURSE = [sys.executable, ROOT / "scripts" / "course" / "run_course.py"]
+
+# Starts three processes that ignore SIGTERM and keep stdout open.
+STUBBORN = """
+import signal, subprocess, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+for place in ({}, {"process_group": 0}, {"start_new_session": True}):
+    subprocess.Popen(["sleep", "600"], **place)
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # as the lessons do
+"""
+# Lessons that take no time: {id: (the program, the verdict that it should get)}. They may take 4 s.
+STAND_INS = {
+    "well": ("print('=> a claim: ok')", "ok"),
+    "wrong": ("import sys; print('=> a claim: WRONG'); sys.exit(1)", "WRONG"),
+    "silent": ("print('ends well, and proves nothing')", "no proof line"),
+    "fails": ("import sys; sys.exit('This lesson has no wheels.')", "exit status 1"),
+    "crashes": ("import os; os.kill(os.getpid(), 11)", "exit status -11"),
+    "cannot": (
+        "import sys; print('This machine has no <wheels>.'); sys.exit(69)",
+        "skipped: This machine has no <wheels>.",
+    ),
+    "hangs": (
+        f"{STUBBORN}time.sleep(600)",
+        "stopped after 4 s, processes left: 3",
+    ),
+    "leaves": (f"{STUBBORN}print('=> a claim: ok')", "processes left: 3"),
+}
+
+
+@pytest.fixture
+def stand_ins(tmp_path):
+    """The options of run_course.py that make it run STAND_INS, and one that takes long."""
+    programs = {name: program for name, (program, _) in STAND_INS.items()}
+    programs["slow"] = f"{STUBBORN}print('at work', flush=True); time.sleep(300)"
+    tables = []
+    for name, program in programs.items():
+        file = tmp_path / f"{name}.py"
+        file.write_text(program)
+        limit = 600 if name == "slow" else 4
+        tables.append(f'[[lesson]]\nfile = "{file}"\nidea = "{name}"\nlimit = {limit}\n')
+    course = tmp_path / "course.toml"
+    course.write_text("\n".join(tables))
+    return ["--course", course]
+
+
+def run(*arguments, cwd):
+    """Run run_course.py to its end; return (exit status, output). It must leave nothing."""
+    return run_command([*RUN_COURSE, *arguments], 280, cwd, None)
+
+
+def table_of(output):
+    """Return the last table of a run, {lesson: (what it showed, what came of it)}."""
+    table = output.rpartition("what it showed")[2]
+    rows = re.findall(r"^ *(\S+)  (=>.*?)? +[\d.]+  (.+)$", table, re.M)
+    return {name: (showed.strip(), state) for name, showed, state in rows}
+
+
+def test_a_lesson_is_run_and_its_proof_is_in_the_table_and_in_the_report(tmp_path):
+    output = output_of(run("0", cwd=tmp_path))
+    proof = "=> every rank holds 6; the sum 0+1+2+3 is 6: ok"
+    assert table_of(output) == {"0": (proof, "ok")}
+    assert "1 of 1 lessons ok, " in output
+    assert str(escape(proof)) in (tmp_path / "runs" / "report.html").read_text()
+
+
+def test_every_way_to_end_has_its_verdict_and_nothing_is_left(stand_ins, tmp_path):
+    status, output = run(*stand_ins, *STAND_INS, cwd=tmp_path)
+    assert status == 1, output
+    verdicts = {name: state for name, (_, state) in table_of(output).items()}
+    assert verdicts == {name: verdict for name, (_, verdict) in STAND_INS.items()}
+    assert len(re.findall(r"^   left behind, so killed: process \d+ sleep 600$", output, re.M)) == 6
+    assert "\n1 of 7 lessons ok, 1 skipped, " in output
+    page = (tmp_path / "runs" / "report.html").read_text()
+    states = re.findall(r'<td><span class="state (\w+)">(.*?)</span>', page)
+    assert ("problem", "WRONG") in states
+    assert ("problem", "stopped after 4 s, processes left: 3") in states
+    assert [state for state, _ in states].count("problem") == 6
+    assert ("skipped", "skipped") in states
+    assert "This machine has no &lt;wheels&gt;." in page
+
+
+def test_a_lesson_that_cannot_run_here_is_no_failure(stand_ins, tmp_path):
+    output_of(run(*stand_ins, "well", "cannot", cwd=tmp_path))
+
+
+def test_what_is_not_known_is_refused_before_anything_runs(stand_ins, tmp_path):
+    status, output = run(*stand_ins, "well", "day7", cwd=tmp_path)
+    assert status == 2
+    known = ", ".join([*STAND_INS, "slow"])
+    assert output.endswith(f"There is no lesson 'day7'. There are day1, day2 and {known}.\n")
+    assert "[1/" not in output
+
+
+def test_ctrl_c_at_a_terminal_ends_runner_and_lesson(stand_ins, tmp_path):
+    if shutil.which("setsid") is None:
+        skip_or_fail_in_ci("needs setsid, to have a terminal of its own")
+    own, theirs = os.openpty()
+    command = ["setsid", "--ctty", "--wait", *RUN_COURSE, *stand_ins, "slow", "well"]
+    pipes = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    output = b""
+    with processes.Job(command, 280, cwd=tmp_path, **pipes) as job:
+        os.close(theirs)
+        while b"at work" not in output:
+            output += os.read(own, 1024)
+        os.write(own, b"\x03")
+        job.wait()
+    os.close(own)
+    assert job.trouble == "exit status 130"
+
+
+# ---- the report
+
+
+def recorded(lesson_id, **changes):
+    """Return what run_course.py knows of a lesson that printed its recorded output."""
+    output = recorded_output(lesson_id) + "\n"
+    result = {"id": lesson_id, "idea": LESSONS[lesson_id]["idea"], "command": "python it"}
+    result |= {"output": output, "showed": proof_of(output), "seconds": 1.25}
+    return result | {"problem": "", "skipped": "", "events": [], **changes}
+
+
+def curves_of_lesson_8(folder):
+    """Write the three curves of lesson 8; return their paths."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    for name, steepness in (("alone", 1), ("linear", 2), ("unscaled", 4)):
+        with SummaryWriter(folder / name) as writer:
+            for step in range(1, 41):
+                writer.add_scalar("loss/train", 2.3 / (1 + step / steepness), 100 * step)
+    return sorted(folder.rglob("events.out.tfevents.*"))
+
+
+def page_of(results, folder):
+    """Return the report of some results."""
+    write(folder / "runs" / "report.html", results, "scripts/run_course.sh", time.time())
+    return (folder / "runs" / "report.html").read_text()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """The report of all lessons."""
+    folder = tmp_path_factory.mktemp("report")
+    results = [recorded(lesson_id) for lesson_id in LESSONS]
+    for result in results:
+        if result["id"] == "8":
+            result["events"] = curves_of_lesson_8(folder)
+    return page_of(results, folder)
+
+
+def figures_of(page):
+    """Return {name of a figure: its texts}."""
+    figures = re.findall(r'<figure class="card" id="(.*?)">(.*?)</figure>', page, re.S)
+    return {name: re.findall(r"<text[^>]*>([^<]*)</text>", figure) for name, figure in figures}
+
+
+def test_the_report_has_every_proof_and_all_that_was_printed(page):
+    for lesson_id in LESSONS:
+        output = recorded_output(lesson_id)
+        assert f"<code>{escape(proof_of(output))}</code>" in page
+        assert str(escape(output)) in page
+    assert page.count('<span class="state ok">ok</span>') == len(LESSONS)
+    assert f"{len(LESSONS)} of {len(LESSONS)} lessons ok" in page
+
+
+def test_the_figures_show_what_the_lessons_printed(page):
+    figures = figures_of(page)
+    assert [*figures] == ["gaps", "loss", "time_shares", "speed_up", "bandwidth"]
+    gaps = re.findall(r"=> .*losses within (\S+)", "\n".join(map(recorded_output, LESSONS)))
+    shown = [text for text in figures["gaps"] if re.fullmatch(r"[1-9]e-\d+|0", text)]
+    assert shown == [gap.replace("0e+00", "0") for gap in gaps]
+    assert {"one process", "DDP, linear rate"} <= set(figures["loss"])
+    compute = re.findall(r"^ +[0-3] +\S+% +([\d.]+)% .* 0\.0% .*%$", recorded_output("5"), re.M)
+    assert len(compute) == 4
+    assert {f"{float(share):.0f}" for share in compute} <= set(figures["time_shares"])
+    gains = re.findall(r"([\d.]+) \([\d.]+ to", recorded_output("7").partition("=>")[0])
+    assert [text for text in figures["speed_up"] if re.fullmatch(r"\d\.\d\d", text)] == gains
+    assert {"4 kB", "lesson 1: all, 4 ranks"} <= set(figures["bandwidth"])
+
+
+def test_only_what_ran_well_is_drawn(tmp_path):
+    results = [
+        recorded("1"),
+        recorded("5", problem="exit status 1", output="<script>alert(1)</script>\n"),
+        recorded("7", skipped="This machine has one core."),
+    ]
+    page = page_of(results, tmp_path)
+    assert [*figures_of(page)] == ["bandwidth"]
+    assert "1 of 2 lessons ok, 1 skipped" in page
+    assert "<details open><summary>lesson 5: exit status 1</summary>" in page
+    assert "&lt;script&gt;" in page
+    assert "<script" not in page
+
+
+def test_the_page_needs_no_network(page):
+    assert re.findall(r"(?:src|href|action|data|srcset)=\"(?!#)", page) == []
+    assert re.findall(r"url\((?!#)|@import|<script|<link", page) == []
+    ids = re.findall(r"<[^>]* id=\"([^\"]*)\"", page)
+    assert len(ids) == len(set(ids))
+
+
+@pytest.mark.full
+def test_read_speed_makes_the_table_of_its_page(tmp_path):
+    command = [sys.executable, ROOT / "scripts" / "read_speed.py"]
+    job = processes.run(command, 280, cwd=tmp_path, stderr=subprocess.PIPE)
+    assert job.trouble == "", job.errors
+    rows = [line.strip("| ").split(" | ") for line in job.output.splitlines() if line[:2] == "| "]
+    page = (ROOT / "day2" / "LAYOUT.md").read_text()
+    on_page = re.findall(r"^\| ((?:HDF5,|memmap).*? \| .*? \| [\d.]+) \| ", page, re.M)
+    assert [" | ".join(row[:3]) for row in rows[1:]] == on_page
