@@ -88,7 +88,7 @@ def build(divide, meter, device, seed):
     count = len(list(model.parameters()))
     divided = []
     with meter:
-        # Net, last, has the rest: positions is never called, so no hook of it would run.
+        # Net, last, has the rest: positions is never called, so it would run no hook.
         for i, piece in enumerate([*model.layers, model.tokens, model.logits, model]):
             torch.manual_seed(seed + i)  # the same first weights on every rank
             for module in piece.modules():
@@ -163,7 +163,9 @@ def compare_all_three(by_hand, sharded, whole):
     losses, (everything, *_), model = whole
     part = everything // ranks
     # A layer is the largest piece. positions is whole as long as Net computes.
-    limit = part + held(model.layers[0].parameters()) + held(model.positions.parameters())
+    limit = (
+        part + held(model.layers[0].parameters()) + held(model.positions.parameters())
+    )
     formula = [part, part, 2 * part, limit, 3 * (ranks - 1) * part]
     gap = max((run[0] - losses).abs().max().item() for run in (by_hand, sharded))
     most = max(run[1][3] for run in (by_hand, sharded))

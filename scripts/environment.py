@@ -19,7 +19,6 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-
 from catalog import ROOT, is_older, read_requirements
 
 

@@ -21,11 +21,11 @@ import tempfile
 
 import system_info
 from catalog import ROOT
-from runner.run_lesson import lesson_command, run
 from docs import records
 from docs.blocks import Course, fill
 from docs.pages import DECKS, PAGES
 from processes import exit_with
+from runner.run_lesson import lesson_command, run
 
 
 def kind_of_machine():

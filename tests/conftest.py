@@ -6,11 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import processes
 import pytest
 import torch
-from support.slurm_cluster import bring_up
 from support.run import BEGIN, LAUNCHER
-import processes
+from support.slurm_cluster import bring_up
 
 # In the background of a script, Ctrl-C is ignored, under nohup the end of the terminal, and every
 # child inherits that. With a handler that does nothing, this process goes on ignoring it, and its

@@ -63,10 +63,10 @@ def check_gpus(ranks):
     if any(not rank["built"] for rank in blind):
         version = join_names(rank["versions"]["torch"] for rank in blind)
         todo = "Install torch and torchvision for GPUs: https://pytorch.org/get-started/locally/"
-        return "", f"torch {version} {on(blind)} is for CPUs only, but there are GPUs. {todo}"
+        return "", f"torch {version} {on_nodes(blind)} is for CPUs only, but there are GPUs. {todo}"
     if blind:
         todo = "Ask for them: --gpus-per-node. If you did, is the driver too old? See nvidia-smi"
-        return "", f"torch sees no GPU {on(blind)}, which has some. {todo} and day2/SITES.md"
+        return "", f"torch sees no GPU {on_nodes(blind)}, which has some. {todo} and day2/SITES.md"
     nodes = grouped(ranks, lambda rank: rank["node"]).values()
     problems = [problem for problem in map(problem_of_node, nodes) if problem]
     if problems:
@@ -91,7 +91,7 @@ def problem_of_node(group):
     who = f"ranks {join_names(rank['rank'] for rank in group)} {on_nodes(group)}"
     used = {r["gpus"][r["local_rank"] % len(r["gpus"])] for r in group if r["gpus"]}
     if len(used) < min(len(group), len(gpus_of(group))):
-        return f"{who} use only {join_names(used)}. Let each see all on its node: --gpus-per-node alone"
+        return f"{who} use only {join_names(used)}. Let each see them all: --gpus-per-node alone"
     return ""
 
 
@@ -131,7 +131,10 @@ def check_answers(total, ranks):
     absent = sorted(set(range(total)) - {rank["rank"] for rank in ranks})
     if absent:
         came = f"answers came only from {join_names(rank['node'] for rank in ranks) or 'no node'}"
-        return "", f"rank {join_names(absent)} did not answer; {came}. Read the lines above, or try again"
+        return (
+            "",
+            f"rank {join_names(absent)} did not answer; {came}. Read the lines above, or try again",
+        )
     return f"from {total} ranks", ""
 
 
@@ -180,7 +183,7 @@ def main():
     busy = [rank for rank in ranks if rank["busy"]]
     if busy:
         what = "more than half of the cores were busy in the last minute"
-        print(f"note CPUs: {on(busy)} {what}. Lessons run, but what they measure will vary")
+        print(f"note CPUs: {on_nodes(busy)} {what}. Lessons run, but what they measure will vary")
     failed = sum(bool(problem) for _, _, problem in table)
     if failed:
         print(f"=> not ready: {failed} of {len(table)} checks failed")

@@ -51,10 +51,16 @@ class FailureReport:
         if first:
             write_stderr(f"The first to fail: {first}.\n")
         if self.lost:
-            write_stderr(f"Slurm has lost {self.lost}, or cannot reach it. The rest follows from that.\n")
+            write_stderr(
+                f"Slurm has lost {self.lost}, or cannot reach it. The rest follows from that.\n"
+            )
         elif self.apart:
-            write_stderr("The ranks did not meet in time. If a node was slow to read Python's files, run it")
-            write_stderr(" again, or wait longer: export DIST_TIMEOUT=300. If not, see scripts/doctor.sh\n")
+            write_stderr(
+                "The ranks did not meet in time. If a node was slow to read Python's files, run it"
+            )
+            write_stderr(
+                " again, or wait longer: export DIST_TIMEOUT=300. If not, see scripts/doctor.sh\n"
+            )
         return 0
 
 

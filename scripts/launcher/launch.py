@@ -33,7 +33,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the packages beside this one
 
-from launcher import slurm, simulated_nodes, rank
+from launcher import rank, simulated_nodes, slurm
 from launcher.srun_options import in_a_step
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,10 +9,10 @@ import subprocess
 import sys
 import time
 
-from launcher.failures import as_a_shell, ending, say
+from launcher.failures import as_a_shell, ending, write_stderr
 from launcher.gpus import own_gpu_only
-from launcher.rendezvous import address_and_interface, interface_variables
 from launcher.monitor import watched
+from launcher.rendezvous import address_and_interface, interface_variables
 from launcher.srun_options import count_gpus, expand
 
 # What a torchrun must not find: it sets these itself. Nodes may have different numbers of
@@ -25,7 +25,10 @@ def run(options):
     """Run this task's rank, or with --torchrun its node's torchrun. Return its exit status."""
     node = os.environ["SLURMD_NODENAME"]
     address, interface = address_and_interface(node, leads_to=os.environ["MASTER_ADDR"])
-    variables = {**variables_of_rank(os.environ, options.torchrun), **interface_variables(interface)}
+    variables = {
+        **variables_of_rank(os.environ, options.torchrun),
+        **interface_variables(interface),
+    }
     command, environment = rank_command(options, variables, address)
     # At Ctrl-C, the rank may say something. This process would only add a traceback.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

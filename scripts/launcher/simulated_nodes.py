@@ -12,12 +12,12 @@ import threading
 import time
 from pathlib import Path
 
-from launcher.failures import CANNOT, FailureReport, as_a_shell, ending, forward, say
+from launcher.failures import CANNOT, FailureReport, as_a_shell, ending, forward, write_stderr
 from launcher.gpus import find_gpus, share_gpus
-from launcher.rendezvous import reserve_port, interface_variables
 from launcher.monitor import watched
-from processes import Group, end_on_signals
 from launcher.rank import rank_command, threads
+from launcher.rendezvous import interface_variables, reserve_port
+from processes import Group, end_on_signals
 
 GRACE = 5  # seconds from SIGTERM to SIGKILL. What started the launcher waits longer
 LAST_WORDS = 1.5  # seconds in which the others usually end by themselves, and may say why

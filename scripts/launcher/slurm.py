@@ -10,10 +10,10 @@ import sys
 import threading
 from pathlib import Path
 
-from launcher.failures import SILENCE, FailureReport, as_a_shell, forward, say
+from launcher.failures import SILENCE, FailureReport, as_a_shell, forward, write_stderr
+from launcher.rank import start_and_forward_signals
 from launcher.rendezvous import address_and_interface, reserve_port
 from launcher.srun_options import choose_ranks, count_gpus, for_srun, in_a_step, options_of
-from launcher.rank import start_and_forward_signals
 
 SCRIPT = Path(__file__).resolve().parents[1] / "multinode_setup_and_run.sh"
 
@@ -62,7 +62,7 @@ def nodes_of_job():
 
 
 def probe_nodes(nodes):
-    """Ask nodes for what print_probe() prints. Return a list of such dicts, the first node's first."""
+    """Return what print_probe() says on each node: a list of dicts, the first node's first."""
     # Only the first node knows which of its ports is free. The others have the same GPUs, unless
     # these were counted for all nodes together.
     options = ["--nodes=1", "--ntasks=1", f"--nodelist={nodes[0]}", "--overlap"]
@@ -94,11 +94,15 @@ def supervise(command, silence=SILENCE):
     silence   after so many seconds without a word, an srun that has told of a failure is killed
     """
     ends = [signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM]
-    srun, _ = start_and_forward_signals(command, ends, env=for_srun(os.environ), stderr=subprocess.PIPE)
+    srun, _ = start_and_forward_signals(
+        command, ends, env=for_srun(os.environ), stderr=subprocess.PIPE
+    )
 
     def give_up():
         srun.kill()
-        write_stderr("A node does not answer: see the one with a * in sinfo -N. srun still waited for it.\n")
+        write_stderr(
+            "A node does not answer: see the one with a * in sinfo -N. srun still waited for it.\n"
+        )
 
     report = FailureReport()
     arguments = (report, srun.stderr.fileno(), give_up, silence)

@@ -11,10 +11,10 @@ import re
 from pathlib import Path
 
 import jinja2
-from system_info import facts
+from markupsafe import Markup, escape
 from runner.report_figures import draw
 from runner.run_lesson import summary
-from markupsafe import Markup, escape
+from system_info import facts
 
 
 def code(text):

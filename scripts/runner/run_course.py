@@ -18,8 +18,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the packages beside this one
 
 from catalog import ROOT, SCRIPTS, read_course
-from runner.run_lesson import lesson_command, run, summary
 from processes import exit_with
+from runner.run_lesson import lesson_command, run, summary
 
 REPORT = Path("runs", "report.html")  # where the lessons put their curves
 # If the repository is read-only, these lessons write and read in the current folder.

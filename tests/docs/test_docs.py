@@ -4,9 +4,9 @@ import re
 import sys
 
 import pytest
-from support.documented_commands import FENCE, check, commands_in
 from docs import records
 from docs.pages import DECKS, PAGES
+from support.documented_commands import FENCE, check, commands_in
 from support.run import LESSONS, ROOT, output_of, run
 
 

@@ -6,7 +6,15 @@ import shutil
 
 import pytest
 from catalog import read_days
-from support.run import ROOT, skip_or_fail_in_ci, copy_tree, require_programs, require_browser, open_in_browser, run
+from support.run import (
+    ROOT,
+    copy_tree,
+    open_in_browser,
+    require_browser,
+    require_programs,
+    run,
+    skip_or_fail_in_ci,
+)
 
 SLIDES = ROOT / "slides"
 DAYS = {day["id"]: day for day in read_days()}

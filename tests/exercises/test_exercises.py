@@ -7,14 +7,14 @@ import signal
 import subprocess
 import sys
 
+import processes
 import pytest
 import torch
 from catalog import read_exercises
 from exercises.runner import run as run_check
+from support.forked_ranks import run_ranks
 from support.run import ROOT, copy_tree, output_of, wait_for
 from support.run import run as run_command
-import processes
-from support.forked_ranks import run_ranks
 
 EXERCISES = {exercise["id"]: exercise for exercise in read_exercises()}
 # 15.1 shards a model, 17.2 runs PyTorch's pipeline. Before torch 2.8 that needs GPUs.

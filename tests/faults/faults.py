@@ -19,9 +19,9 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-import psutil
-from support.run import LAUNCHER, LESSONS, ROOT, rank_of, parse_error, wait_for, works
 import processes
+import psutil
+from support.run import LAUNCHER, LESSONS, ROOT, parse_error, rank_of, wait_for, works
 
 WITHIN = 30  # seconds from the fault to the end of the job, on a quiet machine
 LAST = 8  # this many lines are the last ones

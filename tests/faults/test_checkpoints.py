@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 from faults import saw
-from support.run import seeded_rng, load_lesson
+from support.run import load_lesson, seeded_rng
 
 BEFORE = "Nothing: lesson 12 goes on from the snapshot before."
 

@@ -11,10 +11,10 @@ import h5py
 import numpy as np
 import pytest
 from faults import Job, lesson, nine_images, refused, saw
-from support.run import ALONE, LESSONS, ROOT, skip_or_fail_in_ci, copy_tree, wait_for, works
 from PIL import Image
-from support.forked_ranks import run_ranks
 from support.cases import written_by
+from support.forked_ranks import run_ranks
+from support.run import ALONE, LESSONS, ROOT, copy_tree, skip_or_fail_in_ci, wait_for, works
 
 RESTORE = "In the folder of the repository: `git checkout data/MNIST`."
 FILE = "As it says. The lesson's own file is made by `python day2/create_mnist_h5.py`."

@@ -40,7 +40,9 @@ def test_rank_0_is_not_found(fault, address, tmp_path):
 
 @pytest.mark.full
 def test_the_link_is_cut_in_the_middle(disposable_cluster, tmp_path):
-    job = on_slurm(disposable_cluster, "salloc", "--nodes", 2, LAUNCHER, "9", cwd=tmp_path, env=IMPATIENT)
+    job = on_slurm(
+        disposable_cluster, "salloc", "--nodes", 2, LAUNCHER, "9", cwd=tmp_path, env=IMPATIENT
+    )
     job.until("1 MB:")
     inside = ["nsenter", "--target", str(disposable_cluster.pid("login")), "--net"]
     subprocess.run([*inside, "ip", "link", "set", "node2", "down"], check=True)

@@ -2,8 +2,8 @@
 
 import pytest
 from faults import IMPATIENT, local, nine_images, refused
-from support.run import ALONE
 from support.mutants import write_mutant
+from support.run import ALONE
 from torch.distributed.fsdp import FSDPModule
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from faults import IMPATIENT, lesson, local, nine_images, on_slurm
-from support.run import LAUNCHER
 from support.mutants import write_mutant
+from support.run import LAUNCHER
 
 MEMORY = (
     "Often memory ran out: fewer processes, a smaller `--batch-size`, or with Slurm more memory, "

@@ -4,9 +4,9 @@ import json
 import re
 
 import pytest
-from support.run import ROOT, output_of
-from support.forked_ranks import run_ranks
 from silent import FAULTS
+from support.forked_ranks import run_ranks
+from support.run import ROOT, output_of
 
 PROGRAM = ROOT / "tests" / "faults" / "silent.py"
 FILE = ROOT / "day2" / "SILENT.md"

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 from faults import Job, refused
-from support.run import LESSONS, ROOT, skip_or_fail_in_ci, copy_tree, proves, works
+from support.run import LESSONS, ROOT, copy_tree, proves, skip_or_fail_in_ci, works
 
 HELP = "`--help` after the file shows what it takes."
 

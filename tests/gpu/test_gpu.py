@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.run import LESSONS, ROOT, load_lesson, proves
 from support.forked_ranks import run_ranks
+from support.run import LESSONS, ROOT, load_lesson, proves
 
 FOLDER = Path(__file__).parent
 MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")

@@ -6,11 +6,11 @@ import signal
 import subprocess
 from pathlib import Path
 
-import pytest
-from support.run import LAUNCHER, LESSONS, ROOT, seeded_rng, output_of, proof_of, rank_of
 import processes
-from support.mutants import assert_disproved, write_mutant
+import pytest
 from support.forked_ranks import run_ranks
+from support.mutants import assert_disproved, write_mutant
+from support.run import LAUNCHER, LESSONS, ROOT, output_of, proof_of, rank_of, seeded_rng
 
 FULL = pytest.mark.full
 LESSON = ROOT / LESSONS["12"]["file"]

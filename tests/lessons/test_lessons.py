@@ -6,12 +6,15 @@ import re
 import sys
 
 import pytest
+from support.cases import ONE_PROCESS, arguments_of
+from support.forked_ranks import run_ranks, skip_what_cannot_run
+from support.output_checks import NUMBERS
 from support.run import (
     LESSONS,
     ROOT,
+    cached_across_workers,
     launch,
     losses,
-    cached_across_workers,
     output_of,
     proof_of,
     proves,
@@ -20,9 +23,6 @@ from support.run import (
     same_losses,
     shape,
 )
-from support.output_checks import NUMBERS
-from support.forked_ranks import run_ranks, skip_what_cannot_run
-from support.cases import ONE_PROCESS, arguments_of
 
 full = pytest.mark.full
 

@@ -6,8 +6,8 @@ A new lesson needs a line here. The first one of a lesson is in the quick suite.
 from typing import NamedTuple
 
 import pytest
-from support.mutants import assert_disproved, run_mutant
 from support.cases import ONE_PROCESS, arguments_of
+from support.mutants import assert_disproved, run_mutant
 
 
 class Mutant(NamedTuple):

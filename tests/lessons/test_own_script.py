@@ -7,12 +7,21 @@ import signal
 import subprocess
 import sys
 
+import processes
 import pytest
 import torch
 from docs.blocks import Course
-from support.run import LAUNCHER, LESSONS, ROOT, launch, cached_across_workers, output_of, rank_of, run
-import processes
 from support.forked_ranks import run_ranks
+from support.run import (
+    LAUNCHER,
+    LESSONS,
+    ROOT,
+    cached_across_workers,
+    launch,
+    output_of,
+    rank_of,
+    run,
+)
 
 PAGE = "day1/OWN_SCRIPT.md"
 ORDER = ["6", "testing", "7", "8", "11", "12", "13", "15"]

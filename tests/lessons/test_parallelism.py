@@ -1,12 +1,12 @@
-"""Lessons 20, 15, 16: what a library does is what is done by hand, or by DDP."""
+"""Lessons 15, 16, 20: what a library does is what is done by hand, or by DDP."""
 
 import re
 import sys
 
 import pytest
 import torch
-from support.run import LESSONS, ROOT, launch, output_of, proves, run
 from support.forked_ranks import run_ranks, skip_what_cannot_run
+from support.run import LESSONS, ROOT, launch, output_of, proves, run
 
 LESSON_15 = ROOT / LESSONS["15"]["file"]
 

@@ -6,20 +6,20 @@ import re
 import numpy as np
 import pytest
 import torch.distributed as dist
+from support.cases import written_by
+from support.forked_ranks import run_ranks
 from support.run import (
     LESSONS,
     ROOT,
+    cached_across_workers,
     load_lesson,
     losses,
-    cached_across_workers,
     output_of,
     proof_of,
     proves,
     run_lesson,
     same_losses,
 )
-from support.forked_ranks import run_ranks
-from support.cases import written_by
 from torch.utils.data import DataLoader
 
 FULL = pytest.mark.full

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 import torch
-from support.run import LAUNCHER, LESSONS, ROOT, load, load_lesson, output_of, proof_of, proves
-from support.forked_ranks import run_ranks
 from support.cases import SHORT
+from support.forked_ranks import run_ranks
+from support.run import LAUNCHER, LESSONS, ROOT, load, load_lesson, output_of, proof_of, proves
 
 FULL = pytest.mark.full
 LESSON_14 = ROOT / LESSONS["14"]["file"]

@@ -9,10 +9,10 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from support.run import LESSONS, ROOT, output_of, run
 from PIL import Image
-from support.forked_ranks import run_ranks
 from support.cases import written_by
+from support.forked_ranks import run_ranks
+from support.run import LESSONS, ROOT, output_of, run
 from torch.utils.data import DataLoader, TensorDataset
 
 FULL = pytest.mark.full

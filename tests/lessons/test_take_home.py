@@ -9,23 +9,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+import processes
 import pytest
 import torch
+from PIL import Image
+from support.forked_ranks import run_ranks
+from support.mutants import assert_disproved, run_mutant
 from support.run import (
     LESSONS,
     ROOT,
-    seeded_rng,
-    launch,
     cached_across_workers,
+    launch,
     output_of,
     proof_of,
     proves,
     rank_of,
+    seeded_rng,
 )
-import processes
-from support.mutants import assert_disproved, run_mutant
-from PIL import Image
-from support.forked_ranks import run_ranks
 
 FULL = pytest.mark.full
 LESSON = ROOT / LESSONS["13"]["file"]
@@ -82,7 +82,9 @@ def uninterrupted_run(tmp_path_factory):
         pytest.param(2, "--compile", marks=FULL),
     ],
 )
-def test_the_losses_are_the_same_however_the_batch_is_divided(ranks, options, uninterrupted_run, tmp_path):
+def test_the_losses_are_the_same_however_the_batch_is_divided(
+    ranks, options, uninterrupted_run, tmp_path
+):
     if "--shard" in options and torch.__version__ < "2.8":
         pytest.skip("--shard needs torch 2.8 or newer")  # it says so
     output = train(ranks, *options.split(), "--compare", uninterrupted_run, cwd=tmp_path)
@@ -203,7 +205,9 @@ CLIP = "        nn.utils.clip_grad_norm_(self.model.parameters(), self.args.clip
         ("(batch < count)", "(batch < count + 9)", None, "^=> 10,002 of 10,000 tested, "),
     ],
 )
-def test_without_its_key_line_it_proves_nothing(line, wrong, options, says, uninterrupted_run, tmp_path):
+def test_without_its_key_line_it_proves_nothing(
+    line, wrong, options, says, uninterrupted_run, tmp_path
+):
     compare = [] if options is None else [*options.split(), "--compare", uninterrupted_run]
     output = run_mutant("13", (line, wrong), 3, *FEW, *compare, cwd=tmp_path)
     assert_disproved(output, says)

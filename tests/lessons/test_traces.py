@@ -8,16 +8,16 @@ from urllib.parse import urlencode
 from urllib.request import urlopen
 
 import pytest
+from support.forked_ranks import run_ranks
 from support.run import (
     LESSONS,
     ROOT,
-    skip_or_fail_in_ci,
-    require_browser,
     open_in_browser,
     output_of,
+    require_browser,
     server,
+    skip_or_fail_in_ci,
 )
-from support.forked_ranks import run_ranks
 
 VIEWER = [sys.executable, str(ROOT / "scripts" / "view_traces.py")]
 TENSORBOARD = [sys.executable, "-m", "tensorboard.main", "--host", "127.0.0.1", "--port", "0"]

@@ -8,8 +8,16 @@ import time
 from pathlib import Path
 
 import pytest
+from support.run import (
+    ROOT,
+    copy_tree,
+    proof_of,
+    proves,
+    require_programs,
+    skip_or_fail_in_ci,
+    wait_for,
+)
 from support.slurm_cluster import bring_up
-from support.run import ROOT, skip_or_fail_in_ci, copy_tree, require_programs, proof_of, proves, wait_for
 
 SCRIPT = ROOT / "scripts" / "sbatch_run.sh"
 

@@ -10,9 +10,9 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-from support.slurm_cluster import bring_up
-from support.run import LAUNCHER, LESSONS, skip_or_fail_in_ci, require_programs, proof_of, proves
 from support.cases import arguments_of
+from support.run import LAUNCHER, LESSONS, proof_of, proves, require_programs, skip_or_fail_in_ci
+from support.slurm_cluster import bring_up
 
 # Word for word what day2/NODES.md tells people to type, the account apart.
 SALLOC = shlex.split(

@@ -11,7 +11,9 @@ import signal
 import subprocess
 import sys
 
+import processes
 import pytest
+from launcher import rank, rendezvous, srun_options
 from support.run import (
     BEGIN,
     IMPORT,
@@ -21,8 +23,6 @@ from support.run import (
     wait_for,
     wait_without_trouble,
 )
-import processes
-from launcher import rendezvous, srun_options, rank
 
 FIRST = "launcher: 1700000002.250000 rank 5 on node2 ended with signal KILL"
 FAST = {"grace": 1, "settle": 1, "patience": 1}  # seconds, and no more on a busy machine

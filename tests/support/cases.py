@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from support.run import LESSONS, ROOT, cached_across_workers, output_of, proves
 from support.forked_ranks import run_ranks
+from support.run import LESSONS, ROOT, cached_across_workers, output_of, proves
 
 FEW = "--epochs 1 --max-steps 20"
 # The proof line still says ok. {folder} is where the data of lesson 11 or 19 is, or will be.

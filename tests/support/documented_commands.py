@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-from support.run import ALONE, ROOT
 from launcher import launch
+from support.run import ALONE, ROOT
 from torch.distributed.run import get_args_parser
 
 # What a reader has written, or a copy of a lesson.

@@ -5,8 +5,8 @@ A mutant that crashes proves nothing: anything else that crashes would look the 
 
 import re
 
-from support.run import LESSONS, ROOT, proof_of, proves
 from support.forked_ranks import run_ranks, skip_what_cannot_run
+from support.run import LESSONS, ROOT, proof_of, proves
 
 
 def write_mutant(folder, lesson_id, change):

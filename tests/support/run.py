@@ -15,10 +15,10 @@ import sys
 import time
 from unittest import mock
 
+import processes
 import psutil
 import pytest
 from catalog import ROOT, read_course
-import processes
 
 LAUNCHER = ROOT / "scripts" / "multinode_setup_and_run.sh"
 LESSONS = {lesson["id"]: lesson for lesson in read_course()}
@@ -214,7 +214,9 @@ def require_browser(*fonts):
     require_programs(browser, "fc-list")
     for font in fonts or (":",):  # a colon: any font
         if not works("fc-list", "--quiet", font):
-            skip_or_fail_in_ci(f"needs the font {font}" if fonts else "needs a font for the browser")
+            skip_or_fail_in_ci(
+                f"needs the font {font}" if fonts else "needs a font for the browser"
+            )
     return browser
 
 

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import types
 
-from support.run import ROOT, skip_or_fail_in_ci, require_programs, works
+from support.run import ROOT, require_programs, skip_or_fail_in_ci, works
 
 LOCAL_SLURM = ROOT / "scripts" / "local_slurm.sh"
 

@@ -8,9 +8,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from support.slurm_cluster import bring_up
 from doctor import probe, table
 from support.run import ROOT, copy_tree, run
+from support.slurm_cluster import bring_up
 
 DOCTOR = ROOT / "scripts" / "doctor.sh"
 
@@ -107,18 +107,18 @@ def test_where_it_cannot_start_it_says_why(arguments, tmp_path):
 
 def test_a_rank_says_what_is_wrong_with_its_machine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert rank.check_files(".") == rank.check_shm() == ""
-    assert "are not seen. Go to a folder on the file system that all" in rank.check_files("token")
-    monkeypatch.setattr(rank.os, "access", lambda *_: False)
-    assert rank.check_files(".").startswith(f"you cannot write to {tmp_path}. Go to")
-    monkeypatch.setattr(rank.os, "sched_getaffinity", lambda _: {0})
-    monkeypatch.setattr(rank.os, "cpu_count", lambda: 8)
+    assert probe.check_files(".") == probe.check_shm() == ""
+    assert "are not seen. Go to a folder on the file system that all" in probe.check_files("token")
+    monkeypatch.setattr(probe.os, "access", lambda *_: False)
+    assert probe.check_files(".").startswith(f"you cannot write to {tmp_path}. Go to")
+    monkeypatch.setattr(probe.os, "sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr(probe.os, "cpu_count", lambda: 8)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert rank.check_cpus().startswith("1 for 2 threads, which take turns: unset")
+    assert probe.check_cpus().startswith("1 for 2 threads, which take turns: unset")
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "4")
-    assert rank.check_cpus().startswith("1, although you asked for 4. See --cpu-bind")
-    monkeypatch.setattr(rank, "SHM", 2**60)
-    assert "MB free. Remove" in rank.check_shm()
+    assert probe.check_cpus().startswith("1, although you asked for 4. See --cpu-bind")
+    monkeypatch.setattr(probe, "SHM", 2**60)
+    assert "MB free. Remove" in probe.check_shm()
 
 
 def test_a_tmpdir_that_no_worker_can_send_from_is_found(tmp_path):

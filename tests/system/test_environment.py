@@ -13,7 +13,7 @@ import sys
 import zipfile
 
 import pytest
-from support.run import ROOT, skip_or_fail_in_ci, copy_tree, output_of, run
+from support.run import ROOT, copy_tree, output_of, run, skip_or_fail_in_ci
 
 PYTEST = 'import sys\nprint("pytest", sys.argv[1:])\n'
 

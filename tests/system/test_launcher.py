@@ -9,7 +9,9 @@ import sys
 from types import SimpleNamespace
 from unittest import mock
 
+import processes
 import pytest
+from launcher import failures, gpus, rendezvous
 from support.run import (
     BEGIN,
     IMPORT,
@@ -21,8 +23,6 @@ from support.run import (
     require_programs,
     wait_without_trouble,
 )
-import processes
-from launcher import failures, gpus, rendezvous
 from torch.distributed import TCPStore
 
 MASKS = ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"]
@@ -201,7 +201,7 @@ LOST = "Slurm has lost node2, or cannot reach it. The rest follows from that."
     ],
 )
 def test_what_is_said_on_stderr_tells_why_a_job_ended(lines, status, said, capfd):
-    report = errors.FailureReport()
+    report = failures.FailureReport()
     for line in lines:
         report.take(f"{line}\n".encode())
     forwarded = capfd.readouterr().err.splitlines()

@@ -5,9 +5,9 @@ import signal
 import subprocess
 import sys
 
+import processes
 import pytest
 from support.run import IMPORT, is_alive, started, wait_for, wait_without_trouble
-import processes
 
 # A child that ignores SIGTERM and keeps stdout open. Its parent goes on with what follows.
 STUBBORN = """

@@ -7,12 +7,12 @@ import subprocess
 import sys
 import time
 
-import pytest
-from runner.report import write
-from support.run import LESSONS, ROOT, skip_or_fail_in_ci, output_of, proof_of, recorded_output
-from support.run import run as run_command
 import processes
+import pytest
 from markupsafe import escape
+from runner.report import write
+from support.run import LESSONS, ROOT, output_of, proof_of, recorded_output, skip_or_fail_in_ci
+from support.run import run as run_command
 
 RUN_COURSE = [sys.executable, ROOT / "scripts" / "course" / "run_course.py"]
 
