@@ -137,8 +137,10 @@ def gap_to_one_process(losses, train_set, device, args):
     model = Net().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     # DistributedSampler makes the same list, and all ranks together take its next part.
+    # It repeats the first entries, until there are as many for each rank.
     generator = torch.Generator().manual_seed(args.seed)
     order = torch.randperm(len(train_set), generator=generator)
+    order = torch.cat([order, order[: -len(order) % dist.get_world_size()]])
     gaps = []
     for loss, indices in zip(losses[:steps], order.split(batch_size)):
         images, labels = train_set[indices]
