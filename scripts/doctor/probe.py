@@ -45,9 +45,9 @@ def number(variable, default=0):
 RANK, LOCAL_RANK = number("RANK"), number("LOCAL_RANK")
 WORLD_SIZE, LOCAL_WORLD_SIZE = number("WORLD_SIZE", 1), number("LOCAL_WORLD_SIZE", 1)
 MASTER = os.environ.get("MASTER_ADDR", "")
-IMITATED = "--simulated" in sys.argv
+SIMULATED = "--simulated" in sys.argv
 NODE = os.environ.get("SLURMD_NODENAME", socket.gethostname())
-if IMITATED:
+if SIMULATED:
     NODE = f"simulated node {RANK // LOCAL_WORLD_SIZE}"
 
 
@@ -100,7 +100,7 @@ def find_facts(token):
 def check_cpus():
     """Check that the rank has the CPUs that it asked for, and enough for its threads."""
     have, threads = len(os.sched_getaffinity(0)), number("OMP_NUM_THREADS")
-    asked = 0 if IMITATED else min(number("SLURM_CPUS_PER_TASK"), os.cpu_count())
+    asked = 0 if SIMULATED else min(number("SLURM_CPUS_PER_TASK"), os.cpu_count())
     if have < asked:
         return f"{have}, although you asked for {asked}. See --cpu-bind and SLURM_CPU_BIND"
     if threads > have:
