@@ -6,7 +6,6 @@ import re
 import select
 import signal
 
-CANNOT = 69  # the exit status of a lesson that this machine or this PyTorch cannot run
 STDERR = 2
 SILENCE = 15  # seconds: srun may wait for a lost node without end
 # What PyTorch says if ranks did not meet in time: rank 0, and the others.
@@ -18,14 +17,14 @@ TASK_REPORT = re.compile(r"launcher: (\d+\.\d+) (.*)")  # what a task tells the 
 class FailureReport:
     """Why a job ended: gathered from what its processes say on stderr, which is passed on.
 
-    failures   [(seconds, words), ...], such as (1700.5, "rank 1 on node2 ended with exit status 3")
-    lost       the node that Slurm has lost
-    apart      whether the ranks did not meet in time
-    cannot     whether torchrun has told of a rank that ended with status CANNOT
+    failures     [(seconds, words), ...]: (1700.5, "rank 1 on node2 ended with exit status 3")
+    lost         the node that Slurm has lost
+    apart        whether the ranks did not meet in time
+    unavailable  whether torchrun has told of a rank that cannot run here: EX_UNAVAILABLE
     """
 
     def __init__(self):
-        self.failures, self.lost, self.apart, self.cannot = [], "", False, False
+        self.failures, self.lost, self.apart, self.unavailable = [], "", False, False
 
     def take(self, line):
         """Take a line of bytes, and pass it on unless it is a task's."""
@@ -38,29 +37,32 @@ class FailureReport:
         lost = LOST.match(text)
         if lost:
             self.lost = lost[1]
-        elif re.match(rf" *exitcode *: {CANNOT} ", text):  # torchrun itself ends with 1
-            self.cannot = True
+        elif re.match(rf" *exitcode *: {os.EX_UNAVAILABLE} ", text):  # torchrun itself ends with 1
+            self.unavailable = True
         elif TIMED_OUT.search(text):
             self.apart = True
 
     def conclude(self):
-        """Say what failed first and which node is lost. Return CANNOT if nothing failed, else 0."""
+        """Say what failed first, and which node is lost.
+
+        Return EX_UNAVAILABLE if a rank could only not run here, else 0.
+        """
         first = min(self.failures)[1] if self.failures else ""  # the others fail because of it
-        if self.cannot or first.endswith(f" ended with exit status {CANNOT}"):
-            return CANNOT
+        if self.unavailable or first.endswith(f" ended with exit status {os.EX_UNAVAILABLE}"):
+            return os.EX_UNAVAILABLE
         if first:
             write_stderr(f"The first to fail: {first}.\n")
         if self.lost:
-            write_stderr(
-                f"Slurm has lost {self.lost}, or cannot reach it. The rest follows from that.\n"
-            )
+            words = f"Slurm has lost {self.lost}, or cannot reach it. The rest follows from that."
+            write_stderr(f"{words}\n")
         elif self.apart:
-            write_stderr(
+            words = (
                 "The ranks did not meet in time. If a node was slow to read Python's files, run it"
             )
-            write_stderr(
-                " again, or wait longer: export DIST_TIMEOUT=300. If not, see scripts/doctor.sh\n"
+            words += (
+                " again, or wait longer: export DIST_TIMEOUT=300. If not, see scripts/doctor.sh"
             )
+            write_stderr(f"{words}\n")
         return 0
 
 

@@ -12,7 +12,7 @@ import threading
 import time
 from pathlib import Path
 
-from launcher.failures import CANNOT, FailureReport, as_a_shell, ending, forward, write_stderr
+from launcher.failures import FailureReport, as_a_shell, ending, forward, write_stderr
 from launcher.gpus import find_gpus, share_gpus
 from launcher.monitor import watched
 from launcher.rank import rank_command, threads
@@ -120,8 +120,8 @@ def wait_for_all(running, ended, report):
     time.sleep(LAST_WORDS)
     while not ended.empty():
         running.remove(ended.get()[0])
-    # They hang, or are busy with something. If it is CANNOT, none has failed.
-    for name in running if status != CANNOT else []:
+    # They hang, or are busy with something. If one is EX_UNAVAILABLE, none has failed.
+    for name in running if status != os.EX_UNAVAILABLE else []:
         write_stderr(f"Still running: {name}.\n")
     return status
 
