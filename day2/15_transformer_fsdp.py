@@ -346,7 +346,7 @@ def parse_args():
     add("--batch-size", type=int, default=32, help="of all ranks together (32)")
     add("--lr", type=float, default=0.003, help="learning rate (0.003)")
     add("--seed", type=int, default=0, help="for weights and order (0)")
-    add("--max-steps", type=int, help="end after so many steps")
+    add("--max-steps", type=int, default=20, help="end after so many steps (20)")
     args = parser.parse_args()
     if "RANK" not in os.environ:
         parser.error("start this lesson with scripts/multinode_setup_and_run.sh")
