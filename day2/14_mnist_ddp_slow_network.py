@@ -67,7 +67,7 @@ class OuterOptimizer:
     def __init__(self, model, way):
         self.period, lr, momentum = OUTER[way]
         self.model = model
-        assert len({x.dtype for x in model.parameters()}) == 1, "two dtypes in one vector"
+        assert len({x.dtype for x in model.parameters()}) == 1, "two dtypes"
         # Where the ranks were together last. A copy, which only step() changes.
         self.shared = nn.utils.parameters_to_vector(model.parameters()).detach()
         nesterov = momentum > 0
