@@ -1,11 +1,11 @@
 // What marp reads by itself when it is called in this folder.
 
-// Marp takes every HTML comment for a speaker note. The marks of the made parts are none.
-function madeParts(md) {
-  md.core.ruler.after("block", "made_parts", (state) => {
-    for (const token of state.tokens) {
-      if (token.type === "marpit_comment" && /^(begin|end)\b/.test(token.content)) {
-        token.meta = { ...token.meta, marpitCommentParsed: "made part" };
+// Marp takes every HTML comment for a speaker note. The marks of blocks and values are none.
+function marks(md) {
+  md.core.ruler.after("inline", "marks", (state) => {
+    for (const token of state.tokens.flatMap((token) => [token, ...(token.children ?? [])])) {
+      if (token.type === "marpit_comment" && /^(begin .*|end|n \S+|\/n)$/.test(token.content)) {
+        token.meta = { ...token.meta, marpitCommentParsed: "mark" };
       }
     }
   });
@@ -28,7 +28,7 @@ function highlightLines(marp) {
 export default {
   engine: ({ marp }) => {
     highlightLines(marp);
-    return marp.use(madeParts);
+    return marp.use(marks);
   },
   themeSet: ["theme.css", "cheatsheet.css"],
 };

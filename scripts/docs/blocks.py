@@ -19,36 +19,31 @@ The first mark says what belongs there, the second one ends it:
 
 In decks only:
 
-    <!-- begin answer 5 "It takes {}%." "2 .* (\\S+)%" -->  a sentence with numbers of the output.
-                                    A pattern with two groups gives a quotient, the second number
-                                    by the first. Instead of the lesson a page: day2/LAYOUT.md
     <!-- begin here 4 -->           the strip with all parts of the day: "you are here"
     <!-- begin agenda day1 -->      the timetable as it fits on a slide
     <!-- begin exercise 4.1 -->     what to type for an exercise
     <!-- begin consequence 4.1 -->  what follows from its mistake
     <!-- end -->
 
-In a sentence of a page:
+In a sentence, a value of the recorded run of a lesson, by its name in scripts/values.toml:
 
-    <!-- n 4 "epoch 1: .* (\\S+) images" -->21,914<!-- /n -->  a number of a recorded output: what
-                                    the pattern's group finds. Two groups: a quotient, as above
-    <!-- n "64000 / a" ".1f" 3 "epoch 1: .* (\\S+) images" -->4.3<!-- /n -->  what a formula makes
-                                    of it, in this format. More lessons and patterns: b, c, d
+    <!-- n 4.images_per_s -->21,914<!-- /n -->
 
 Code and output may end with mark "a" "b": the lines that begin so are highlighted. A mark has no >,
 so the line that begins with => is found by "=".
+
+This is not cog, which puts lines of Python into a page, and has nothing for the middle of a sentence.
 """
 
-import ast
-import operator
 import re
 import shlex
 
 from catalog import read_course, read_days, read_exercises, read_pages
 from docs import excerpts, pages, records, slides
+from docs.values import read_values, value
 
 BLOCK = re.compile(r"(<!-- begin (\w+)([^>]*?) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
-NUMBER = re.compile(r"(<!-- n ([^>]*?) -->)([^<]*)(<!-- /n -->)")
+VALUE = re.compile(r"(<!-- n (\S+) -->)([^<]*)(<!-- /n -->)")
 # Each function takes the course, the page, and the words of the mark.
 KINDS = {
     "head": pages.head,
@@ -58,8 +53,7 @@ KINDS = {
     "exercises": pages.exercises,
     "code": excerpts.code,
     "diff": excerpts.diff,
-    "output": slides.output,
-    "answer": slides.answer,
+    "output": excerpts.output,
     "here": slides.here,
     "agenda": slides.agenda,
     "exercise": slides.exercise,
@@ -68,8 +62,6 @@ KINDS = {
     "faults": records.faults,
 }
 
-OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub}
-OPERATORS |= {ast.Mult: operator.mul, ast.Div: operator.truediv}
 NOTHING = (KeyError, TypeError, StopIteration, FileNotFoundError)  # what a mark names isn't there
 
 
@@ -81,11 +73,12 @@ class Course:
         self.lessons, self.exercises, self.days = ({x["id"]: x for x in some} for some in lists)
         self.pages = read_pages()
         self.records = records.read_records()
+        self.values = read_values()
         self.faults = None  # the table, where the tests of faults have just been run
 
 
 def fill(text, page, course):
-    """Return a page's or a deck's text with its blocks and numbers filled in.
+    """Return a page's or a deck's text with its blocks and values filled in.
 
     Raises ValueError with an error message if one cannot be filled in.
     """
@@ -97,39 +90,18 @@ def fill(text, page, course):
         except NOTHING:
             raise ValueError(f"{page}: nothing matches this mark: {begin.strip()}") from None
 
-    def replace_number(match):
-        begin, words, _, end = match.groups()
+    def replace_value(match):
+        begin, name, _, end = match.groups()
         try:
-            return begin + number(course, page, *shlex.split(words)) + end
-        except NOTHING:
-            raise ValueError(f"{page}: nothing matches this mark: {begin}") from None
+            return begin + value(course, name) + end
+        except (*NOTHING, ValueError) as error:
+            raise ValueError(f"{page}: no value for this mark: {begin} {error}") from None
 
-    text, count = BLOCK.subn(replace, text)
-    text, numbers = NUMBER.subn(replace_number, text)
-    if count != text.count("<!-- begin ") or numbers != text.count("<!-- n "):
+    text, blocks = BLOCK.subn(replace, text)
+    text, values = VALUE.subn(replace_value, text)
+    if blocks != text.count("<!-- begin ") or values != text.count("<!-- n "):
         raise ValueError(f"{page}: a mark has no end, or a > in it.")
     return text
-
-
-def number(course, page, *words):
-    """Return a number of a recorded output, or what a formula makes of several: see above."""
-    if words[0] in course.lessons:
-        lesson, *patterns = words
-        return slides.answer(course, page, lesson, "{}", *patterns).strip()
-    formula, form, *words = words
-    values = {}
-    for name, lesson, pattern in zip("abcd", words[::2], words[1::2]):
-        text = slides.answer(course, page, lesson, "{}", pattern)
-        values[name] = float(text.strip().rstrip("%").replace(",", ""))
-    return format(value_of(ast.parse(formula, mode="eval").body, values), form)
-
-
-def value_of(node, values):
-    """Return what a parsed formula is, of numbers, names and the four operators."""
-    if isinstance(node, ast.BinOp):
-        left, right = value_of(node.left, values), value_of(node.right, values)
-        return OPERATORS[type(node.op)](left, right)
-    return values[node.id] if isinstance(node, ast.Name) else node.value
 
 
 def make(kind, words, page, course):
@@ -139,4 +111,4 @@ def make(kind, words, page, course):
         i = words.index("mark")
         words, marked = words[:i], words[i + 1 :]
     new = KINDS[kind](course, page, *words)
-    return slides.highlighted(new, marked) if marked else new
+    return excerpts.highlighted(new, marked) if marked else new

@@ -1,71 +1,11 @@
-"""What the decks show in their own form: outputs, highlighted lines, the strip, the agenda."""
+"""What only the decks have: the strip, the agenda, and what to type for an exercise."""
 
 import itertools
 import re
-import textwrap
 from pathlib import Path
 
 from catalog import ROOT
-from docs.pages import DECKS, parts_of, table
-from docs.records import SHOWN
-
-WIDTH = 69  # characters of a command or a proof that fit on a slide
-
-
-def output(course, page, name, *begins):
-    """Return a recorded output: folded in a page; in a deck the lines that begin with these texts.
-
-    In a deck the command and the proof fit on a slide. The launcher takes a number, too.
-    """
-    record = course.records[SHOWN][name]
-    command, lines = record["command"], record["output"]
-    if page not in DECKS:
-        summary = "<summary>Our output (yours will differ in times and last digits)</summary>"
-        shown = "\n".join(["```console", f"$ {command}", *lines, "```"])
-        return f"<details>\n{summary}\n\n{shown}\n\n</details>\n"
-    command = re.sub(r"(?<=multinode_setup_and_run\.sh )(.*)day2/(\d+)_\w+\.py", r"\1\2", command)
-    command = textwrap.wrap(f"$ {command}", WIDTH, break_on_hyphens=False)
-    if begins:
-        lines = [lines[i] for i in places(lines, begins)]
-    if lines[-1].startswith("=> "):
-        proof = textwrap.wrap(lines[-1], WIDTH, subsequent_indent="   ", break_on_hyphens=False)
-        lines = [*lines[:-1], *proof]
-    return "\n".join(["```console", " \\\n    ".join(command), *lines, "```"]) + "\n"
-
-
-def places(lines, begins):
-    """Return where the lines are that begin with one of these texts; each text must begin one."""
-    lines = [line.strip() for line in lines]
-    for text in begins:
-        next(line for line in lines if line.startswith(text))
-    return [i for i, line in enumerate(lines) if line.startswith(tuple(begins))]
-
-
-def highlighted(markdown, begins):
-    """Return code or output whose lines that begin with these texts are to be highlighted."""
-    fence, *lines, end = markdown.splitlines()
-    numbers = places(lines, begins)
-    if lines[numbers[-1]].startswith("=> "):  # the proof comes last, and may have several lines
-        numbers += range(numbers[-1] + 1, len(lines))
-    numbers = ",".join(str(i + 1) for i in numbers)
-    return "\n".join([f"{fence} {{{numbers}}}", *lines, end]) + "\n"
-
-
-def answer(course, page, source, sentence, *patterns):
-    """Return a sentence with numbers of a recorded output, or of a page, found by the patterns."""
-    if source.endswith(".md"):
-        text = (ROOT / source).read_text()
-        text = re.sub(r"<!-- /?n .*?-->", "", text)  # a number in a sentence, without its marks
-    else:
-        text = "\n".join(course.records[SHOWN][source]["output"])
-    numbers = []
-    for pattern in patterns:
-        number, *more = next(re.finditer(pattern, text, re.M)).groups()
-        if more:
-            first, second = (float(x.replace(",", "")) for x in (number, *more))
-            number = f"{float(f'{second / first:.2g}'):g}"  # 130, not 1.3e+02
-        numbers.append(number)
-    return sentence.format(*numbers) + "\n"
+from docs.pages import parts_of, table
 
 
 def here(course, page, name):
