@@ -18,6 +18,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import system_info
 from catalog import ROOT
@@ -45,15 +46,18 @@ def record(chosen, lessons):
         for name in chosen:
             print(f"recording lesson {name}", flush=True)
             results[name] = run(lessons[name], cwd=folder)
-    # Only now: asking torch for the GPUs takes some of their memory.
-    kind, line = kind_of_machine()
-    for name, result in results.items():
-        if trouble := result["problem"] or result["skipped"]:
-            print(f"Lesson {name} is not in the record: {trouble}", file=sys.stderr)
-            continue
-        program, arguments = lesson_command(lessons[name])
-        command = " ".join([program, *arguments])
-        notes[name] = records.note(command, result, line, folder)
+        # Only now: asking torch for the GPUs takes some of their memory.
+        kind, line = kind_of_machine()
+        for name, result in results.items():
+            if trouble := result["problem"] or result["skipped"]:
+                print(f"Lesson {name} is not in the record: {trouble}", file=sys.stderr)
+                continue
+            program, arguments = lesson_command(lessons[name])
+            command = " ".join([program, *arguments])
+            notes[name] = records.note(command, result, line, folder)
+            if name in records.CURVES:
+                runs = Path(folder, "runs", Path(lessons[name]["file"]).stem)
+                notes[name]["curves"] = records.curves(runs)
     if notes:
         print(f"record: {records.write_record(kind, notes)}")
     return sum(bool(result["problem"]) for result in results.values())

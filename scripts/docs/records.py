@@ -1,6 +1,7 @@
 """Records of what the lessons printed and of what the tests of faults saw, and their tables.
 
 A record is a file of tests/records for a kind of machine: {lesson id: what is known of its run}.
+Lessons whose curves the slides show keep them, thinned: {name: [[images seen], [mean loss]]}.
 """
 
 import json
@@ -13,9 +14,12 @@ from pathlib import Path
 
 from catalog import ROOT
 from docs.pages import table
+from loss_curves import losses, thinned
 
 RECORDS = ROOT / "tests" / "records"
 SHOWN = "2-cpu-cores"  # the record whose output the pages show
+CURVES = ["2", "6", "8", "10"]  # the lessons whose curves the slides show
+POINTS = 60  # of a curve, at most
 AREAS = ["processes", "network", "data", "checkpoints", "use", "numerics"]
 
 
@@ -36,11 +40,27 @@ def note(command, result, machine, folder):
     }
 
 
+def curves(folder):
+    """Return the thinned curves that a lesson wrote into its folder of runs/, by their folders.
+
+    A lesson with a single curve writes it into the folder itself; its name is "".
+    """
+    found = {}
+    for file in sorted(folder.rglob("events.out.tfevents.*")):
+        name = str(file.parent.relative_to(folder)).strip(".")
+        seen, means = thinned(losses(file), POINTS)
+        found[name] = [seen, [round(mean, 4) for mean in means]]
+    return found
+
+
 def write_record(kind, notes):
     """Put notes, {lesson id: note}, into the record of a kind of machine. Return its path."""
     path = RECORDS / f"{kind}.json"
     known = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps(known | notes, indent=1) + "\n")
+    text = json.dumps(known | notes, indent=1)
+    # The numbers of a curve in one line
+    text = re.sub(r"\[\n[\s\d.,]+\]", lambda found: " ".join(found[0].split()), text)
+    path.write_text(text + "\n")
     return path
 
 

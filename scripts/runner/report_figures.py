@@ -8,7 +8,7 @@ from markupsafe import Markup
 from matplotlib import style
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from loss_curves import losses, thinned
 
 # Neither too light nor too dark, so that they can be seen on a white page and on a dark one.
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#2f86c9", "#d1690e", "#2b9a66", "#9b6fc9", "#858f9b"
@@ -48,20 +48,6 @@ def plain_ticks(axis):
     axis.set_minor_locator(NullLocator())
 
 
-def loss_curve(path, points=20):
-    """Return images seen and mean loss since the point before, [points] each, from an event file.
-
-    As in lesson 8, a point stands for many steps, because a single batch is noisy.
-    """
-    events = EventAccumulator(str(path), size_guidance={"scalars": 0})  # 0: all of them
-    events.Reload()
-    seen, losses = np.array([(e.step, e.value) for e in events.Scalars("loss/train")]).T
-    images = np.diff(seen, prepend=0)
-    parts = np.array_split(np.arange(len(seen)), min(points, len(seen)))
-    means = [np.average(losses[part], weights=images[part]) for part in parts]
-    return [seen[part[-1]] for part in parts], means
-
-
 # The color and the name of a curve of lesson 8, by the folder of its events.
 CURVES = {
     "alone": (BLUE, "one process"),
@@ -76,7 +62,7 @@ def loss(axes, results):
     for result in results:
         for path in result["events"]:
             color, label = CURVES[path.parent.name]
-            axes.plot(*loss_curve(path), color=color, label=label)
+            axes.plot(*thinned(losses(path), 20), color=color, label=label)
     axes.set(xlabel="images seen", ylabel="training loss", yscale="log", xlim=0)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.xaxis.set_major_locator(MaxNLocator(5))

@@ -1,13 +1,12 @@
 """Draw the figures of the slides, as SVG files beside this one.
 
 A figure is a function without arguments in one of the modules ideas_*, times_* and numbers_*, and
-has the name of that function. Charts are drawn from data/*.json, recorded from real runs (each file
-says when, where and by which command), or from outputs and tables that the pages hold. The other
-figures explain an idea and show nothing measured.
+has the name of that function. Charts are drawn from what lessons printed, and from their curves, in
+the record (python scripts/update_docs.py --record), or from tables of the pages. The other figures
+explain an idea and show nothing measured.
 
 Usage: slides/figures/draw.py [NAME...]            draw all figures, or these
        slides/figures/draw.py --check [NAME...]    change nothing; exit status 1 if one is stale
-       slides/figures/draw.py --record             run the lessons first and write data/*.json
 
 A figure is stale if it would be drawn in another way. Letters are drawn as outlines, so that every
 machine shows the same ones. Another version of matplotlib, Pillow or the font draws other
@@ -31,7 +30,6 @@ import numbers_day1
 import numbers_day2
 import numbers_scaling
 import PIL
-import recording
 import times_day1
 from drawing import SMALL
 from matplotlib import font_manager
@@ -122,12 +120,11 @@ def compare(figures):
 
 
 def main():
-    """Draw, check or record; return the exit status."""
+    """Draw or check; return the exit status."""
     figures = all_figures()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these figures")
     parser.add_argument("--check", action="store_true", help="change nothing, report what is stale")
-    parser.add_argument("--record", action="store_true", help="run the lessons first")
     args = parser.parse_args()
     unknown = ", ".join(sorted(set(args.names) - set(figures)))
     if unknown:
@@ -137,8 +134,6 @@ def main():
     matplotlib.rcParams["font.sans-serif"] = FONTS
     if args.check:
         return int(compare(figures) > 0)
-    if args.record:
-        recording.record()
     for name, draw in figures.items():
         (HERE / f"{name}.svg").write_text(svg(draw))
     return 0

@@ -1,17 +1,16 @@
 """Charts of Day 1, and of lesson 10, which repeats lesson 8 on two nodes."""
 
 # ruff: noqa: RUF001 (a figure may say × and −)
-import itertools
 import re
 
 from drawing import GREY, INK, RANKS, SIZE, plot, say, source
-from sources import printed, read
+from sources import curve, measured, printed, recorded, take_defaults
 
 
 def bandwidth_1():
     """What lesson 1 printed: the bandwidth of all_reduce over the size of the tensor."""
     row = r"^ *(\d+) ([kM])B: +([\d.]+) ms .*?, +([\d.]+) MB/s"
-    rows = re.findall(row, printed("1_torch_dist_gpu"), re.M)
+    rows = re.findall(row, printed("1"), re.M)
     sizes = [int(size) * {"k": 1e-3, "M": 1.0}[unit] for size, unit, _, _ in rows]
     speeds = [float(speed) for *_, speed in rows]
     axes = plot(4.9)
@@ -34,8 +33,8 @@ def bandwidth_1():
 
 def warm_up():
     """The learning rate of lesson 8 over the steps: it rises to that of all ranks."""
-    data, _ = read("warm_up")
-    ranks, low, steps = int(data["processes"]), float(data["lr"]), int(data["warm-up"])
+    defaults = take_defaults()
+    ranks, low, steps = defaults.processes, defaults.lr, defaults.warm_up
     axes = plot(4.8)
     axes.set_position((0.19, 0.19, 0.77, 0.76))
     rates = [low + (ranks - 1) * low * min(i / steps, 1) for i in range(2 * steps + 1)]
@@ -55,14 +54,6 @@ def warm_up():
     say(axes, 1.5 * steps + 0.3, low * 1.36, f"{low:g}: for one process", SIZE)
     say(axes, steps / 2, ranks * low * 1.16, f"warm-up: {steps} steps", SIZE, weight="bold")
     return axes
-
-
-def smooth(points, groups=60):
-    """Return images seen and mean loss, each over an equal part of the curve."""
-    bounds = [round(i * len(points) / groups) for i in range(groups + 1)]
-    parts = [points[a:b] for a, b in itertools.pairwise(bounds) if b > a]
-    xs = [part[-1][0] for part in parts]
-    return xs, [sum(loss for _, loss in part) / len(part) for part in parts]
 
 
 def loss_axes(last, where):
@@ -87,52 +78,44 @@ def finish(axes, ticks):
 
 
 def curves(named, where):
-    """Draw loss curves {label: (points, colour)} over the images seen."""
-    axes = loss_axes(max(points[-1][0] for points, _ in named.values()), where)
+    """Draw loss curves {label: (curve, colour)} over the images seen."""
+    axes = loss_axes(max(seen[-1] for (seen, _), _ in named.values()), where)
     for label, (points, color) in named.items():
-        axes.plot(*smooth(points), color=color, lw=3.5, label=label)
+        axes.plot(*points, color=color, lw=3.5, label=label)
     return finish(axes, [0.03, 0.1, 0.3, 1, 3])
 
 
 def loss_2():
     """The loss curve of lesson 2."""
-    data, where = read("lesson2")
-    points = data["curves"][""]
-    axes = loss_axes(points[-1][0], f"Lesson 2, {where}")
-    axes.plot(*zip(*points), color="#b9d4e6", lw=1, label="each batch of 64")
-    axes.plot(*smooth(points), color=RANKS[0], lw=3.5, label="mean of about 31 batches")
-    axes.set_ylim(0.01, 3)
-    return finish(axes, [0.01, 0.03, 0.1, 0.3, 1, 3])
+    label = "mean of about 31 batches of 64"
+    return curves({label: (curve("2"), RANKS[0])}, f"Lesson 2, {recorded('2')}")
 
 
 def loss_6():
     """The loss curves of lessons 2 and 6."""
-    (one, _), (four, where) = read("lesson2"), read("lesson6")
     return curves(
         {
-            "lesson 6: 4 ranks, global batch 256": (four["curves"][""], RANKS[1]),
-            "lesson 2: 1 process, batch 64": (one["curves"][""], RANKS[0]),
+            "lesson 6: 4 ranks, global batch 256": (curve("6"), RANKS[1]),
+            "lesson 2: 1 process, batch 64": (curve("2"), RANKS[0]),
         },
-        f"Lessons 2 and 6, {where}",
+        f"Lessons 2 and 6, {recorded('6')}",
     )
 
 
 def loss_8():
     """The loss curves of lesson 8."""
-    data, where = read("lesson8")
     names = {"unscaled": "4 ranks", "linear": "4 ranks", "alone": "1 process"}
     chosen = {
-        f"{ranks}, rate {data['rates'][name]}": (data["curves"][name], color)
+        f"{ranks}, rate {measured(f'8.rate_{name}'):g}": (curve("8", name), color)
         for (name, ranks), color in zip(names.items(), (RANKS[1], RANKS[2], RANKS[0]))
     }
-    return curves(chosen, f"Lesson 8, {where}")
+    return curves(chosen, f"Lesson 8, {recorded('8')}")
 
 
 def loss_10():
     """The loss curve of lesson 10 on two nodes, over that of lesson 6 on one."""
-    (one, _), (two, where) = read("lesson6"), read("lesson10")
-    axes = loss_axes(one["curves"][""][-1][0], f"Lessons 6 and 10, {where}")
-    axes.plot(*smooth(one["curves"][""]), color=RANKS[0], lw=3, label="lesson 6: one node")
+    axes = loss_axes(curve("6")[0][-1], f"Lessons 6 and 10, {recorded('10')}")
+    axes.plot(*curve("6"), color=RANKS[0], lw=3, label="lesson 6: one node")
     circles = {"ms": 10, "mew": 2, "mfc": "none", "label": "lesson 10: two nodes"}
-    axes.plot(*smooth(two["curves"][""]), "o", color=RANKS[1], **circles)
+    axes.plot(*curve("10"), "o", color=RANKS[1], **circles)
     return finish(axes, [0.03, 0.1, 0.3, 1, 3])

@@ -1,29 +1,46 @@
-"""Where the numbers in figures come from: recorded data, and the pages of the lessons."""
+"""Where the numbers in figures come from: the record, and tables in pages of what it has not."""
 
 import itertools
-import json
 import re
 import sys
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA = ROOT / "slides" / "figures" / "data"
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from catalog import load  # noqa: E402
+from docs.blocks import Course  # noqa: E402
+from docs.records import SHOWN  # noqa: E402
+from docs.values import value  # noqa: E402
+
+COURSE = Course()
+RECORD = COURSE.records[SHOWN]
 
 
-def read(name):
-    """Return the recorded data, and one line on where they come from."""
-    data = json.loads((DATA / f"{name}.json").read_text())
-    return data, f"{data['date']}, {data['hardware']}, torch {data['versions']['torch']}"
+def printed(lesson):
+    """Return what a lesson printed when it was last recorded."""
+    return "\n".join(RECORD[lesson]["output"])
 
 
-def printed(page):
-    """Return the recorded output on a page of Day 1."""
-    text = (ROOT / "day1" / f"{page}.md").read_text()
-    return re.search(r"```console\n\$ [^\n]*\n(.*?)```", text, re.S)[1]
+def curve(lesson, name=""):
+    """Return a recorded loss curve: images seen, and the mean loss since the point before."""
+    return RECORD[lesson]["curves"][name]
+
+
+def recorded(lesson):
+    """Return when and where a lesson was recorded."""
+    machine = re.sub("^Linux, |, Python [^,]*", "", RECORD[lesson]["on"])
+    return f"{RECORD[lesson]['recorded']}, {machine}"
+
+
+def measured(name):
+    """Return a value that sentences name, too, as a number."""
+    return number(value(COURSE, name))
 
 
 def page_of(lesson):
-    """Return the text of a lesson's page of Day 2, without the marks of its numbers."""
+    """Return the text of a lesson's page of Day 2, without the marks of its values."""
     (path,) = ROOT.glob(f"day2/{lesson}_*.md")
     return re.sub(r"<!-- /?n\b.*?-->", "", path.read_text())
 
@@ -37,14 +54,6 @@ def table(text, head):
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
 
 
-def find(pattern, text):
-    """Return the numbers of the groups of a pattern in a page."""
-    found = re.search(pattern, text, re.M)
-    if not found:
-        sys.exit(f"No page holds {pattern!r} any more.")
-    return [number(group) for group in found.groups()]
-
-
 def number(text):
     """Return the number at the beginning of a text such as 1,216.6 MB."""
     return float(re.match(r"[\d.,]+", text)[0].replace(",", ""))
@@ -52,11 +61,12 @@ def number(text):
 
 def take_links():
     """Return the ms of an all_reduce of 64 MB: {link: [measured, the least that it allows]}."""
-    text, number_of_bytes = page_of("9"), 64e6
-    links = {"no network": [*find(r"^between nodes, 2 ranks, 64 MB: +([\d.]+) ms", text), None]}
-    measured = r"link 1gbit` we measured ([\d,]+) ms.*link 100mbit`, ([\d,]+) ms"
-    for link, speed, ms in zip(("1 Gbit/s", "100 Mbit/s"), (1e9, 1e8), find(measured, text)):
-        links[link] = [ms, number_of_bytes * 8 / speed * 1e3]
+    links = {"no network": [measured("9.ms_between_64_mb"), None]}
+    for link, name, speed in (
+        ("1 Gbit/s", "9.ms_1_gbit", 1e9),
+        ("100 Mbit/s", "9.ms_100_mbit", 1e8),
+    ):
+        links[link] = [measured(name), 64e6 * 8 / speed * 1e3]
     return links
 
 
@@ -93,6 +103,26 @@ def take_nodes():
 def take_slots():
     """Return what lesson 17 drew, [[schedule, % idle, held by stage 0, rows of slots], ...]."""
     block = r"^(\w+), \d+ steps: .*\n((?:stage .*\n)+)idle: ([\d.]+)% .*\nheld at most: \[(\d+)"
-    found = re.findall(block, page_of("17"), re.M)
+    found = re.findall(block, printed("17"), re.M)
     cells = ([row.split()[2:] for row in rows.splitlines()] for _, rows, _, _ in found)
     return [[name, idle, held, rows] for (name, _, idle, held), rows in zip(found, cells)]
+
+
+def take_defaults():
+    """Return lesson 8's defaults, as its parser has them: processes, lr, warm_up and more."""
+    lesson = load(COURSE.lessons["8"]["file"])
+    with mock.patch.object(sys, "argv", [lesson.__file__]):
+        return lesson.parse_args()
+
+
+def take_samples(images, ranks):
+    """Return which of some images DistributedSampler gives to each rank, in two epochs."""
+    from torch.utils.data import DistributedSampler
+
+    samplers = [DistributedSampler(range(images), ranks, rank, seed=0) for rank in range(ranks)]
+    epochs = []
+    for epoch in (0, 1):
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+        epochs.append([list(sampler) for sampler in samplers])
+    return epochs

@@ -128,9 +128,9 @@ def buckets():
     return axes
 
 
-def shares(page):
+def shares(lesson):
     """Draw the table that lesson 5 or test-profile printed as a bar a rank."""
-    rows = re.findall(r"^ +(\d+)((?: +[\d.]+%){5})$", printed(page), re.M)
+    rows = re.findall(r"^ +(\d+)((?: +[\d.]+%){5})$", printed(lesson), re.M)
     axes = plot(4.9)
     axes.set_position((0.13, 0.16, 0.8, 0.56))
     axes.grid(False)
@@ -161,7 +161,7 @@ def shares(page):
 
 def shares_5():
     """What lesson 5 printed: how each rank spends its time, with averaging by hand."""
-    return shares("5_mnist_manual_ddp_profile")
+    return shares("5")
 
 
 def shares_profile():

@@ -19,6 +19,8 @@ import processes
 import psutil
 import pytest
 from catalog import ROOT, read_course
+from docs import records
+from loss_curves import losses as losses  # for the tests
 
 LAUNCHER = ROOT / "scripts" / "multinode_setup_and_run.sh"
 LESSONS = {lesson["id"]: lesson for lesson in read_course()}
@@ -151,15 +153,6 @@ def proves(output):
     return proof_of(output).endswith(": ok")
 
 
-def losses(folder):
-    """Return the losses that a lesson wrote for TensorBoard, as [(images seen, loss), ...]."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    events.Reload()
-    return [(event.step, event.value) for event in events.Scalars("loss/train")]
-
-
 def same_losses(mine, theirs):
     """Return whether two curves, [loss, ...], are the same up to rounding.
 
@@ -244,11 +237,8 @@ def open_in_browser(url, folder, *options):
 
 
 def recorded_output(lesson_id):
-    """Return the output that a lesson's page shows, without the command."""
-    lesson = LESSONS[lesson_id]
-    page = (ROOT / lesson.get("page", lesson["file"])).with_suffix(".md").read_text()
-    part = page.partition(f"<!-- begin output {lesson_id} -->\n")[2]
-    return re.search(r"```console\n\$ [^\n]*\n(.*?)\n```", part, re.S)[1]
+    """Return what a lesson printed when it was last recorded, as its page shows it."""
+    return "\n".join(records.read_records()[records.SHOWN][lesson_id]["output"])
 
 
 def wait_without_trouble(job):
