@@ -32,7 +32,7 @@ In a sentence, a value of the recorded run of a lesson, by its name in scripts/v
 Code and output may end with mark "a" "b": the lines that begin so are highlighted. A mark has no >,
 so the line that begins with => is found by "=".
 
-This is not cog, which puts lines of Python into a page, and has nothing for the middle of a sentence.
+This is not cog: that puts lines of Python into a page, and can't fill the middle of a sentence.
 """
 
 import re

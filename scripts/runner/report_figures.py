@@ -4,11 +4,11 @@ import io
 import re
 
 import numpy as np
+from loss_curves import losses, thinned
 from markupsafe import Markup
 from matplotlib import style
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
-from loss_curves import losses, thinned
 
 # Neither too light nor too dark, so that they can be seen on a white page and on a dark one.
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#2f86c9", "#d1690e", "#2b9a66", "#9b6fc9", "#858f9b"

@@ -1,6 +1,9 @@
 """Figures of Day 1 that explain an idea, and the map of all lessons."""
 
 # ruff: noqa: RUF001 (a figure may say × and −)
+import re
+import sys
+
 from drawing import (
     DONE,
     GREY,
@@ -20,41 +23,103 @@ from drawing import (
 from matplotlib.patches import Rectangle
 from sources import ROOT, take_samples
 
+# The map: where each lesson stands, (column, height), and what it is about.
+PLACES = {
+    0: (0, 6.04, "all_reduce"),
+    1: (1, 6.04, "on GPUs:\nbandwidth"),
+    2: (2, 6.04, "one\nprocess"),
+    3: (3, 6.04, "started\n4 times"),
+    4: (4, 6.04, "gradients\nby hand"),
+    5: (1, 4.72, "profiler"),
+    6: (2, 4.72, "DDP"),
+    7: (3, 4.72, "timing"),
+    8: (4, 4.72, "learning\nrate"),
+    9: (1, 3.42, "all_reduce"),
+    10: (2, 3.42, "lesson 6\non nodes"),
+    11: (3, 3.42, "data from\ndisk"),
+    12: (0, 1.72, "restart"),
+    13: (1, 1.72, "take\nhome"),
+    14: (2, 1.72, "slow\nnetwork"),
+    15: (0, 0.52, "FSDP"),
+    16: (1, 0.52, "tensor\nparallel"),
+    17: (2, 0.52, "pipeline"),
+    18: (3, 0.52, "a second\nnode?"),
+    19: (4, 1.72, "recom-\nmender"),
+    20: (4, 0.52, "Accelerate"),
+}
+SAME = (2, 4, 6, 10)  # the lessons with the same losses
+
 
 def course_map():
-    """All lessons in order: what each adds, and which of them give the same losses."""
-    axes = sheet(6.8, 9.0)
-    first = ["all_reduce", "on GPUs:\nbandwidth", "one\nprocess", "started\n4 times"]
-    first += ["gradients\nby hand", "profiler", "DDP", "timing", "learning\nrate"]
-    second = ["all_reduce", "lesson 6\non nodes", "data from\ndisk"]
-    beyond = ["restart", "full\nrecipe", "sparse\ngradients", "Accelerate"]
-    beyond += ["slow\nnetwork", "FSDP", "a second\nnode?", "tensor\nparallel", "pipeline"]
-    number, middle = 0, {}
-    for title, top, words in (
-        ("Day 1: one node", 6.57, first),
-        ("Day 2: many nodes", 3.89, second),
-        ("Beyond the two days", 2.23, beyond),
-    ):
-        say(axes, 0.1, top, title, 19, "#003f6b", "left", weight="bold")
-        for i, text in enumerate(words):
-            x, y = 0.1 + i % 5 * 1.775, top - 1.02 - i // 5 * 1.04
-            same = number in (2, 4, 6, 10)
-            color, edge = (DONE, RANKS[2]) if same else (PALE, PALE)
-            box(axes, x, y, 1.7, 0.78, color=color, ec=edge, lw=2.5)
-            say(axes, x + 0.27, y + 0.37, str(number), 19, "#003f6b", weight="bold")
-            say(axes, x + 1.1, y + 0.37, text, SMALL)
-            middle[number] = (x + 0.85, y + 0.39)
-            number += 1
-    # One line joins those with the same losses; it runs between the rows.
-    style = {"color": RANKS[2], "lw": 5, "zorder": 0.5}
-    between = (middle[4][1] + middle[6][1]) / 2
-    axes.plot([middle[4][0], middle[6][0]], [between] * 2, **style)
-    for one in (2, 4, 6):
-        axes.plot([middle[one][0]] * 2, [middle[one][1], between], **style)
-    axes.plot([middle[6][0]] * 2, [middle[6][1], middle[10][1]], **style)
-    words = "2, 4, 6, 10: is it still\nthe same training?"
-    say(axes, 2.95, 4.08, words, SIZE, RANKS[2], "left", weight="bold")
+    """All lessons in order: what each adds, what it builds on, and which train the same model."""
+    axes = sheet(7.32, 9.6)
+    width, height = 1.6, 0.78
+    left = {number: 0.42 + 1.86 * column for number, (column, _, _) in PLACES.items()}
+    middle = {number: x + width / 2 for number, x in left.items()}
+    bottom = {number: y for number, (_, y, _) in PLACES.items()}
+    drawn = set()
+
+    def connect(parent, child, *corners):
+        """Draw an arrow from corner to corner; it ends at the child, and begins at the parent."""
+        drawn.add((parent, child))
+        same = parent in SAME and child in SAME
+        style = {"color": RANKS[2] if same else GREY, "lw": 5 if same else 2.2}
+        axes.plot(*zip(*corners[:-1]), zorder=0.5, solid_joinstyle="miter", **style)
+        arrow(axes, *corners[-2:], mutation_scale=26 if same else 18, **style)
+
+    def beside(parent, child):
+        y = bottom[parent] + height / 2
+        connect(parent, child, (left[parent] + width, y), (left[child], y))
+
+    def below(parent, child, y, begin=0.0, end=0.0):
+        """Go down from the parent to the height y, along it, and on to the child, up or down."""
+        x, to = middle[parent] + begin, middle[child] + end
+        at = bottom[child] + (height if y > bottom[child] else 0)
+        connect(parent, child, (x, bottom[parent]), (x, y), (to, y), (to, at))
+
+    for number, (_, y, text) in PLACES.items():
+        color, edge = (DONE, RANKS[2]) if number in SAME else (PALE, PALE)
+        box(axes, left[number], y, width, height, color=color, ec=edge, lw=2.5)
+        say(axes, left[number] + 0.24, y + 0.37, str(number), 19, "#003f6b", weight="bold")
+        say(axes, left[number] + 1.03, y + 0.37, text, SMALL)
+    for parent, child in ((0, 1), (1, 2), (2, 3), (3, 4), (6, 7), (10, 11), (15, 16)):
+        beside(parent, child)
+    below(4, 5, 5.9, -0.4)
+    below(4, 6, 5.77)
+    below(6, 8, 4.5, 0.4)
+    connect(6, 10, (middle[6], bottom[6]), (middle[6], bottom[10] + height))
+    turn, y = left[1] - 0.13, bottom[9] + height / 2
+    begin = left[1] + 0.2
+    connect(1, 9, (begin, bottom[1]), (begin, 5.9), (turn, 5.9), (turn, y), (left[9], y))
+    for child in (12, 13, 14):
+        below(10, child, 2.72)
+    for child in (15, 18, 20):  # along the left edge, then between the rows
+        x, to, at = middle[10], middle[child], bottom[child] + height
+        connect(10, child, (x, bottom[10]), (x, 2.72), (0.2, 2.72), (0.2, 1.5), (to, 1.5), (to, at))
+    below(11, 19, 2.72)
+    below(15, 17, 0.3)
+    if drawn != builds_on():
+        sys.exit(f"course_map: not what the lessons build on: {sorted(drawn ^ builds_on())}")
+    title = {"ha": "left", "weight": "bold", "size": 19, "color": "#003f6b"}
+    say(axes, 0.42, 7.09, "Day 1: one node", **title)
+    say(axes, 0.42, 3.81, "Day 2:\nmany nodes", **title)
+    say(axes, 0.42, 3.0, "Beyond the two days", **title)
+    say(axes, middle[20], 0.25, "19, 20: at home", SMALL, GREY)
+    arrow(axes, (0.42, 5.11), (0.82, 5.11), GREY, mutation_scale=18)
+    say(axes, 0.92, 5.11, "builds on", SMALL, GREY, "left")
+    words = "green:\nthe same\ntraining?"
+    say(axes, left[8] + 0.1, 3.81, words, SMALL, RANKS[2], "left", weight="bold")
     return axes
+
+
+def builds_on():
+    """Return what each lesson with a number builds on, as its docstring says: {(parent, child)}."""
+    found = set()
+    for path in ROOT.glob("day[12]/[0-9]*.py"):
+        parent = re.search(r"^Builds on: +(\d+)_", path.read_text(), re.M)
+        if parent:
+            found.add((int(parent[1]), int(path.name.partition("_")[0])))
+    return found
 
 
 def why():
