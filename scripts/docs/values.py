@@ -12,7 +12,7 @@ OPERATORS = {"*": operator.mul, "/": operator.truediv}
 
 
 def read_values():
-    """Return what is known of each value, {lesson id: {name: pattern or table}}."""
+    """Return {lesson id, or all: {name of a value: its pattern, or a table}}."""
     return tomllib.loads((SCRIPTS / "values.toml").read_text())
 
 
@@ -26,7 +26,7 @@ def value(course, name):
     record = course.records[SHOWN][lesson]
     if name in ("recorded", "on"):
         return record[name]
-    how = course.values[lesson][name]
+    how = (course.values["all"] | course.values.get(lesson, {}))[name]
     if isinstance(how, str):
         return find(how, record["output"])
     if "measured" in how:
