@@ -1,7 +1,6 @@
 """Figures of Day 1 that explain an idea, and the map of all lessons."""
 
 # ruff: noqa: RUF001 (a figure may say × and −)
-import re
 import sys
 
 from drawing import (
@@ -21,7 +20,7 @@ from drawing import (
     sheet,
 )
 from matplotlib.patches import Rectangle
-from sources import ROOT, take_samples
+from sources import ROOT, take_parents, take_samples
 
 # The map: where each lesson stands, (column, height), and what it is about.
 PLACES = {
@@ -98,8 +97,8 @@ def course_map():
         connect(10, child, (x, bottom[10]), (x, 2.72), (0.2, 2.72), (0.2, 1.5), (to, 1.5), (to, at))
     below(11, 19, 2.72)
     below(15, 17, 0.3)
-    if drawn != builds_on():
-        sys.exit(f"course_map: not what the lessons build on: {sorted(drawn ^ builds_on())}")
+    if wrong := drawn ^ take_parents():
+        sys.exit(f"course_map: a lesson builds on another one, parent and child: {sorted(wrong)}")
     title = {"ha": "left", "weight": "bold", "size": 19, "color": "#003f6b"}
     say(axes, 0.42, 7.09, "Day 1: one node", **title)
     say(axes, 0.42, 3.81, "Day 2:\nmany nodes", **title)
@@ -110,16 +109,6 @@ def course_map():
     words = "green:\nthe same\ntraining?"
     say(axes, left[8] + 0.1, 3.81, words, SMALL, RANKS[2], "left", weight="bold")
     return axes
-
-
-def builds_on():
-    """Return what each lesson with a number builds on, as its docstring says: {(parent, child)}."""
-    found = set()
-    for path in ROOT.glob("day[12]/[0-9]*.py"):
-        parent = re.search(r"^Builds on: +(\d+)_", path.read_text(), re.M)
-        if parent:
-            found.add((int(parent[1]), int(path.name.partition("_")[0])))
-    return found
 
 
 def why():

@@ -126,3 +126,13 @@ def take_samples(images, ranks):
             sampler.set_epoch(epoch)
         epochs.append([list(sampler) for sampler in samplers])
     return epochs
+
+
+def take_parents():
+    """Return what each lesson with a number builds on, as its docstring says: {(parent, child)}."""
+    found = set()
+    for path in ROOT.glob("day[12]/[0-9]*.py"):
+        parent = re.search(r"^Builds on: +(\d+)_", path.read_text(), re.M)
+        if parent:
+            found.add((int(parent[1]), int(path.name.partition("_")[0])))
+    return found
