@@ -4,7 +4,7 @@
 import re
 
 from drawing import GREY, INK, RANKS, SIZE, plot, say, source
-from sources import curve, measured, printed, recorded, take_defaults
+from sources import curve, printed, recorded, take_defaults
 
 
 def bandwidth_1():
@@ -104,9 +104,10 @@ def loss_6():
 
 def loss_8():
     """The loss curves of lesson 8."""
+    rates = dict(re.findall(r"^(\w+): .* learning rate ([\d.]+),", printed("8"), re.M))
     names = {"unscaled": "4 ranks", "linear": "4 ranks", "alone": "1 process"}
     chosen = {
-        f"{ranks}, rate {measured(f'8.rate_{name}'):g}": (curve("8", name), color)
+        f"{ranks}, rate {rates[name]}": (curve("8", name), color)
         for (name, ranks), color in zip(names.items(), (RANKS[1], RANKS[2], RANKS[0]))
     }
     return curves(chosen, f"Lesson 8, {recorded('8')}")
