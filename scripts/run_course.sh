@@ -16,7 +16,7 @@
 set -euo pipefail
 
 script=${BASH_SOURCE[0]}
-if [[ -n ${SLURM_JOB_ID:-} && ! -d $(dirname "$script")/course ]]; then
+if [[ -n ${SLURM_JOB_ID:-} && ! -d $(dirname "$script")/runner ]]; then
   # Slurm runs a copy of this file. The job knows where the original is; arguments follow.
   read -r script < <(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=//p')
   while [[ ! -f $script && $script == *' '* ]]; do
