@@ -1,6 +1,6 @@
 """Be one rank of the doctor: print what it finds, as lines of JSON. Started by doctor.sh.
 
-Usage: rank.py FILE [--simulated]   doctor.sh has written FILE into this folder
+Usage: probe.py FILE [--simulated]   doctor.sh has written FILE into this folder
 
 First it prints what it finds on its machine, then how it met the other ranks, then which other
 packages can be imported. No error stops it, because the launcher would then stop the other ranks.

@@ -1,6 +1,6 @@
 """Print what the ranks of the doctor have found, one line for each check. Started by doctor.sh.
 
-Usage: table.py <LINES, which the launcher and rank.py print
+Usage: table.py <LINES, which the launcher and probe.py print
 
 The exit status is 1 if a check failed. A check gets the facts of all ranks and returns two texts:
 what is fine, and what is wrong and what to do. Some checks are made by each rank for itself.

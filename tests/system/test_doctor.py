@@ -37,7 +37,7 @@ def test_all_is_well_on_simulated_nodes(tmp_path):
 # Is imported by every Python before all else; takes effect on rank 1.
 HOOK = """
 import os, sys, time
-if os.environ.get("RANK") == "1" and "rank.py" in " ".join(sys.orig_argv):
+if os.environ.get("RANK") == "1" and "probe.py" in " ".join(sys.orig_argv):
     {what}
 """
 
