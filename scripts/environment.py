@@ -14,12 +14,19 @@ other lines are the site's packages that stay, such as torch==2.6.0.
 
 import argparse
 import os
+import re
+import shutil
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from catalog import ROOT, is_older, read_requirements
+
+# In a line of `pip config list`: a setting that says where packages are, or how to get there.
+SOURCES = (
+    r"^[^=]*\.([a-z-]*index|[a-z-]+-url|find-links|constraint|(client-)?cert|proxy|trusted-host)="
+)
 
 
 def installed(name):
@@ -52,24 +59,55 @@ def make(venv, made_from):
     (venv / "made-from").write_text("\n".join([*made_from, ""]))
 
 
+def find_installers(kept):
+    """Return the commands that can install into the current environment, the one to try first.
+
+    That is uv, which is fast: the one in PATH, or else one that pip brings along. But uv does not
+    see a site's packages, and does not know what pip's settings say about where packages are.
+    """
+    pip = [sys.executable, "-m", "pip"]
+    install = [*pip, "install", "--quiet", "--disable-pip-version-check"]
+    settings = subprocess.run([*pip, "config", "list"], capture_output=True, text=True).stdout
+    if kept or re.search(SOURCES, settings, re.M):
+        return [install]
+    path = os.pathsep.join([os.environ["PATH"], str(Path(sys.executable).parent)])
+    if not shutil.which("uv", path=path):
+        subprocess.run([*install, "uv"], capture_output=True)
+    uv = shutil.which("uv", path=path)
+    if not uv:
+        print("There is no uv, and pip can't get it. pip goes on, and is slower.", flush=True)
+        return [install]
+    return [[uv, "pip", "install", "--quiet", "--python", sys.executable], install]
+
+
+def try_each(installers, arguments):
+    """Return whether one could install. Those that could not are taken off the list."""
+    while subprocess.run([*installers[0], *arguments]).returncode:
+        if len(installers) == 1:
+            return False
+        print("uv failed: the lines above say why. pip goes on, and is slower.", flush=True)
+        installers.pop(0)
+    return True
+
+
 def install(needed, lacking, kept):
     """Install what the current environment lacks."""
     venv = Path(sys.prefix).name
     print(f"Installing what {venv} lacks: {lacking}.", flush=True)
     constraints = Path(sys.prefix, "constraints.txt")
     constraints.write_text("\n".join([*kept, ""]))
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    pip += ["--constraint", str(constraints)]
+    options = ["--constraint", str(constraints)]
+    installers = find_installers(kept)
     # Without what the site has: for pip, its torch 2.6.0a0+site is older than torch>=2.6.
     there = [line.partition("==")[0] for line in kept]
     wanted = {name: name + oldest for name, oldest in needed.items() if name not in there}
     index = os.environ.get("TORCH_INDEX")
     if index and not kept:
         both = [wanted["torch"], wanted["torchvision"]]  # from one index, or they do not fit
-        if subprocess.run([*pip, *both, "--index-url", index]).returncode:
+        if not try_each(installers, [*options, *both, "--index-url", index]):
             why = "the lines above say why."
             sys.exit(f"torch and torchvision could not be installed from {index}: {why}")
-    if subprocess.run([*pip, *wanted.values()]).returncode:
+    if not try_each(installers, [*options, *wanted.values()]):
         sys.exit(f"The packages could not be installed into {venv}: the lines above say why.")
 
 

@@ -180,7 +180,7 @@ def test_a_python_that_is_too_old_gets_a_sentence(monkeypatch):
     said = r"Python 3\.11 or newer is needed; .* Name a newer one: PYTHON=python3\.12"
     monkeypatch.setattr(sys, "version_info", (3, 10, 1))
     with pytest.raises(SystemExit, match=said):
-        runpy.run_path(str(ROOT / "scripts" / "course" / "lists.py"))
+        runpy.run_path(str(ROOT / "scripts" / "catalog.py"))
 
 
 def test_torch_comes_from_the_index_that_is_named(shell, course, tmp_path):
