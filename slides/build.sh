@@ -3,14 +3,13 @@
 # the notes for whoever teaches (day1.html, day1.pdf, day1-notes.pdf). And the cheat sheet of
 # day1/CHEATSHEET.md on two sides of A4 (cheatsheet.pdf).
 #
-# Usage: slides/build.sh [--html | --check] [day1] [day2] [beyond] [cheatsheet]
-#   --html   only the pages such as day1.html (P opens the speaker's view)
-#   --check  build nothing; say which PDFs are stale, and then end with exit status 1
-#   NAME     only these; all of them if none is named
+# Usage: slides/build.sh [--html] [day1] [day2] [beyond] [cheatsheet]
+#   --html  only the pages such as day1.html (P opens the speaker's view)
+#   NAME    only these; all of them if none is named
 #
 # Needs npm, and chromium for the PDFs. Debian: apt-get install chromium nodejs npm
 # fonts-dejavu-core fonts-liberation. The first run installs marp into slides/node_modules, at
-# the versions in package-lock.json; later ones need no network. --check needs only pdfinfo.
+# the versions in package-lock.json; later ones need no network.
 # CHROME_PATH names another browser than chromium.
 set -euo pipefail
 
@@ -20,7 +19,7 @@ fail() {
   exit 1
 }
 
-action=build
+pdfs=true
 names=()
 for argument in "$@"; do
   case $argument in
@@ -28,40 +27,17 @@ for argument in "$@"; do
       sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' build.sh
       exit
       ;;
-    --html | --check) action=${argument#--} ;;
+    --html) pdfs=false ;;
     day1 | day2 | beyond | cheatsheet) names+=("$argument") ;;
     *) fail "There is no option or deck $argument. See slides/build.sh --help" ;;
   esac
 done
 ((${#names[@]})) || names=(day1 day2 beyond cheatsheet)
 
-# sources NAME: what a PDF says that it was made from: the Markdown, the figures that it shows, the
-# theme, and marp's settings. So --check can tell when it is stale.
-sources() {
-  local from=$1.md theme=theme.css figures
-  [[ $1 != cheatsheet ]] || from=../day1/CHEATSHEET.md theme=cheatsheet.css
-  figures=$(grep -o 'figures/[a-z0-9_]*\.svg' "$from" | LC_ALL=C sort -u || true)
-  # shellcheck disable=SC2086 # no figure has a space in its name
-  cat "$from" $figures "$theme" marp.config.mjs package-lock.json | sha256sum | cut -d ' ' -f 1
-}
-
-if [[ $action == check ]]; then
-  command -v pdfinfo >/dev/null || fail "There is no pdfinfo here. Install it: apt-get install poppler-utils"
-  stale=()
-  for name in "${names[@]}"; do
-    for pdf in "$name.pdf" "$name-notes.pdf"; do
-      [[ $pdf == cheatsheet-notes.pdf || $(pdfinfo "$pdf") == *"sources $(sources "$name")"* ]] ||
-        stale+=("$pdf")
-    done
-  done
-  ((${#stale[@]} == 0)) || fail "Stale: ${stale[*]}. Run: slides/build.sh"
-  exit
-fi
-
 command -v npm >/dev/null || fail "There is no npm here. Install it: apt-get install nodejs npm"
 CHROME_PATH=$(command -v "${CHROME_PATH:-chromium}" || true)
 export CHROME_PATH
-if [[ $action == build && -z $CHROME_PATH ]]; then
+if $pdfs && [[ -z $CHROME_PATH ]]; then
   fail "There is no chromium here for the PDFs. Install it: apt-get install chromium. Or: slides/build.sh --html"
 fi
 if ! cmp -s package-lock.json node_modules/made-from; then
@@ -70,15 +46,15 @@ if ! cmp -s package-lock.json node_modules/made-from; then
 fi
 
 marp=(node_modules/.bin/marp --no-stdin --allow-local-files)
+pdf=("${marp[@]}" --pdf)
 for name in "${names[@]}"; do
-  pdf=("${marp[@]}" --pdf --keywords "sources $(sources "$name")")
   if [[ $name == cheatsheet ]]; then
-    [[ $action == html ]] || "${pdf[@]}" --theme cheatsheet ../day1/CHEATSHEET.md -o cheatsheet.pdf
+    ! $pdfs || "${pdf[@]}" --theme cheatsheet ../day1/CHEATSHEET.md -o cheatsheet.pdf
     continue
   fi
   # HTML is beside the Markdown, because it shows the same figures.
   "${marp[@]}" "$name.md"
-  if [[ $action == build ]]; then
+  if $pdfs; then
     "${pdf[@]}" --pdf-outlines "$name.md" -o "$name.pdf"
     "${pdf[@]}" --pdf-outlines --pdf-notes "$name.md" -o "$name-notes.pdf"
   fi

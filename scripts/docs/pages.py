@@ -59,7 +59,7 @@ def head(course, here, name):
         script = Path(page["script"]).name
         words.append(f"script [{script}]({script})")
     if page["taught"]:
-        deck = f"{page['day']}.pdf"
+        deck = f"{page['day']}.md"
         words.append(f"slides [{deck}](../slides/{deck})")
     return f"{links}\n{' · '.join(words)}\n"
 

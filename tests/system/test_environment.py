@@ -207,7 +207,7 @@ def test_another_torch_gets_an_environment_of_its_own(shell, course):
     assert shell(*command) == (0, "pytest ['-k', 'lesson_4']\n")
 
 
-# No git, Slurm, browser, npm, poppler, ip, ps, vmstat or unshare.
+# No git, Slurm, browser, npm, ip, ps, vmstat or unshare.
 EVERYWHERE = ["bash", "sh", "sed", "grep", "find", "xargs", "tar", "gzip", "hostname", "basename"]
 EVERYWHERE += ["cat", "chmod", "cksum", "cp", "cut", "date", "df", "dirname", "du", "env", "head"]
 EVERYWHERE += ["id", "kill", "ln", "ls", "mkdir", "mktemp", "mv", "nice", "nproc", "paste", "pwd"]
