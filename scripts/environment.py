@@ -18,15 +18,16 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from catalog import ROOT, is_older, read_requirements
 
+# The constraints of an installation. The file is there as long as it goes on, or was interrupted.
+UNFINISHED = "unfinished.txt"
 # In a line of `pip config list`: a setting that says where packages are, or how to get there.
-SOURCES = (
-    r"^[^=]*\.([a-z-]*index|[a-z-]+-url|find-links|constraint|(client-)?cert|proxy|trusted-host)="
-)
+SOURCES = r"^[^=]*(index|index-url|find-links|constraint|cert|proxy|trusted-host)=.[^']"
 
 
 def installed(name):
@@ -46,7 +47,7 @@ def lacks(name, oldest):
 def make(venv, made_from):
     """Make an environment. If a site's torch stays, it sees the packages of the active one."""
     kept = " and ".join(made_from[1:])
-    what = f"It keeps the active {kept}." if kept else "This takes minutes, and several GB."
+    what = f"It keeps the active {kept}." if kept else "This downloads up to 3 GB."
     print(f"Making {venv.name}. {what}", flush=True)
     if subprocess.run([sys.executable, "-m", "venv", "--clear", venv]).returncode:
         todo = "Activate an environment that has them, or copy the course to a folder of your own."
@@ -80,9 +81,17 @@ def find_installers(kept):
     return [[uv, "pip", "install", "--quiet", "--python", sys.executable], install]
 
 
+def forget_unfinished():
+    """Have a package that was only begun in .venv count as missing: INSTALLER is written last."""
+    for info in Path(sysconfig.get_path("purelib")).glob("*.dist-info"):
+        if not (info / "INSTALLER").exists():
+            shutil.rmtree(info)
+
+
 def try_each(installers, arguments):
     """Return whether one could install. Those that could not are taken off the list."""
     while subprocess.run([*installers[0], *arguments]).returncode:
+        forget_unfinished()
         if len(installers) == 1:
             return False
         print("uv failed: the lines above say why. pip goes on, and is slower.", flush=True)
@@ -94,29 +103,35 @@ def install(needed, lacking, kept):
     """Install what the current environment lacks."""
     venv = Path(sys.prefix).name
     print(f"Installing what {venv} lacks: {lacking}.", flush=True)
-    constraints = Path(sys.prefix, "constraints.txt")
+    constraints = Path(sys.prefix, UNFINISHED)
     constraints.write_text("\n".join([*kept, ""]))
-    options = ["--constraint", str(constraints)]
     installers = find_installers(kept)
     # Without what the site has: for pip, its torch 2.6.0a0+site is older than torch>=2.6.
     there = [line.partition("==")[0] for line in kept]
     wanted = {name: name + oldest for name, oldest in needed.items() if name not in there}
+    steps = [(f"into {venv}", [*wanted.values()])]
     index = os.environ.get("TORCH_INDEX")
     if index and not kept:
         both = [wanted["torch"], wanted["torchvision"]]  # from one index, or they do not fit
-        if not try_each(installers, [*options, *both, "--index-url", index]):
-            why = "the lines above say why."
-            sys.exit(f"torch and torchvision could not be installed from {index}: {why}")
-    if not try_each(installers, [*options, *wanted.values()]):
-        sys.exit(f"The packages could not be installed into {venv}: the lines above say why.")
+        steps.insert(0, (f"from {index}", [*both, "--index-url", index]))
+    for where, arguments in steps:
+        if not try_each(installers, [*arguments, "--constraint", str(constraints)]):
+            constraints.unlink()
+            sys.exit(f"The packages could not be installed {where}: the lines above say why.")
+    constraints.unlink()
 
 
 def choose_environment(venv, needed, own_torch):
     """Return if this environment has what is needed; otherwise start again in one that does."""
-    lacking = ", ".join(name for name, oldest in needed.items() if lacks(name, oldest))
     file = venv / "made-from"  # not in one that is half made, or not ours
     made_from = file.read_text().splitlines() if file.exists() else []
     inside = venv.exists() and venv.samefile(sys.prefix)
+    unfinished = inside and (venv / UNFINISHED).exists()
+    if unfinished:
+        forget_unfinished()
+    lacking = [name for name, oldest in needed.items() if lacks(name, oldest)]
+    if unfinished and not lacking:
+        lacking = ["what others need"]
     names = ("torch", "torchvision") if installed("torch") and not own_torch else ()
     kept = [f"{name}=={installed(name)}" for name in names if installed(name)]
     if kept and not inside and lacks("torch", needed["torch"]):
@@ -126,7 +141,7 @@ def choose_environment(venv, needed, own_torch):
     if not lacking and (inside or not own_torch):
         return
     if inside:
-        install(needed, lacking, made_from[1:])
+        install(needed, ", ".join(lacking), made_from[1:])
         return
     wanted = [f"{sys.prefix} {sys.version}", *kept]
     if made_from and made_from != wanted:

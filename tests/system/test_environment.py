@@ -1,7 +1,7 @@
 """The environment: whose torch is used, what is installed where, and what one is told.
 
-The packages are small wheels made here, which are called torch and so on; pip, venv, the scripts
-and the launcher are the real ones.
+The packages are small wheels made here, which are called torch and so on; pip, uv, venv, the
+scripts and the launcher are the real ones.
 """
 
 import importlib.util
@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 from support.run import ROOT, copy_tree, output_of, run, skip_or_fail_in_ci
@@ -33,6 +34,16 @@ def make_wheel(folder, name, version, *requires, files=None):
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
         for path, text in contents.items():
             wheel.writestr(path, text)
+
+
+def make_index(folder, wheels):
+    """Write an index of the wheels in a folder, as pip and uv read it; return its address."""
+    for wheel in wheels.glob("*.whl"):
+        page = folder / wheel.name.partition("-")[0] / "index.html"
+        page.parent.mkdir(parents=True, exist_ok=True)
+        with page.open("a") as file:
+            file.write(f'<a href="{wheel.as_uri()}">{wheel.name}</a>\n')
+    return folder.as_uri()
 
 
 @pytest.fixture(scope="session")
@@ -87,13 +98,15 @@ def shell(course, wheels, site):
     """Return a function that types a command, where some variables are exported.
 
     It returns (exit status, output). pip is offered the wheels, and nothing else. The Python that
-    is there without a site's environment has no torch.
+    is there without a site's environment has no torch. There is no internet.
     """
     if importlib.util.find_spec("ensurepip") is None:
         skip_or_fail_in_ci("needs pip in new environments: apt-get install python3-venv")
-    begins = ("PIP_", "PYTHON", "SLURM_", "VIRTUAL_ENV")
+    begins = ("PIP_", "PYTHON", "SLURM_", "UV_", "VIRTUAL_ENV")
     env = {name: "" for name in os.environ if name.startswith(begins)}
     env |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels)}
+    env |= {"HTTPS_PROXY": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
+    env |= {"PIP_RETRIES": "0", "UV_HTTP_RETRIES": "0", "UV_CACHE_DIR": str(wheels / "uv")}
     env["PATH"] = site("nothing")["PATH"] + "/usr/local/bin:/usr/bin:/bin"
 
     def type_command(*command, **variables):
@@ -102,6 +115,19 @@ def shell(course, wheels, site):
         return run(command, 280, course, {**env, **variables})
 
     return type_command
+
+
+@pytest.fixture
+def uv(tmp_path, wheels):
+    """What to export if uv is there and has the wheels on its index, and pip has no settings."""
+    beside = Path(sys.executable).parent
+    uv = shutil.which("uv", path=f"{os.environ['PATH']}:{beside}")
+    if not uv:
+        skip_or_fail_in_ci("needs uv: pip install uv")
+    (tmp_path / "own bin").mkdir()
+    (tmp_path / "own bin" / "uv").symlink_to(uv)
+    variables = {"PATH": f"{tmp_path / 'own bin'}:", "PIP_NO_INDEX": "", "PIP_FIND_LINKS": ""}
+    return {**variables, "UV_DEFAULT_INDEX": make_index(tmp_path / "pypi", wheels)}
 
 
 LIST = ("scripts/run_course.sh", "--list")
@@ -168,6 +194,70 @@ def test_what_failed_is_taken_up_again_and_later_only_what_lacks_is_installed(sh
     assert torch_of(shell) == f"{course / '.venv'} 2.15.0 0.29.2"
 
 
+def installer_of(course, name):
+    """Return which program installed a package into .venv."""
+    [file] = course.glob(f".venv/lib/python*/site-packages/{name}-*.dist-info/INSTALLER")
+    return file.read_text().strip()
+
+
+def test_uv_installs_and_takes_up_what_was_interrupted(shell, course, uv):
+    output = output_of(shell(*LIST, **uv))
+    assert output.splitlines()[:2] == [
+        "Making .venv. This downloads up to 3 GB.",
+        "Installing what .venv lacks: torch, torchvision, accelerate.",
+    ]
+    assert output.splitlines()[2].split()[0] == "0"
+    assert installer_of(course, "torch") == "uv"
+    [packages] = (course / ".venv").glob("lib/python*/site-packages")
+    [info] = packages.glob("torch-*.dist-info")
+    (info / "INSTALLER").unlink()  # as when it is killed
+    (packages / "torch" / "__init__.py").unlink()
+    (course / ".venv" / "unfinished.txt").touch()
+    assert shell(*LIST, **uv)[1].startswith("Installing what .venv lacks: torch.\n")
+    assert torch_of(shell) == f"{course / '.venv'} 2.15.0 0.29.2"
+    assert shell(*LIST, **uv)[1].split()[0] == "0"
+
+
+def test_pip_installs_where_it_has_settings_that_uv_does_not_read(shell, course, uv, wheels):
+    output_of(shell(*LIST, **{**uv, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels)}))
+    assert installer_of(course, "torch") == "pip"
+
+
+def test_uv_does_not_replace_the_torch_of_a_site(shell, course, uv, site):
+    """It would, because it does not see what is outside of .venv. pip finds no torchvision here."""
+    active = site("pytorch", "torch-2.6.0")
+    status, output = shell(*LIST, **{**uv, "PATH": active["PATH"] + uv["PATH"]})
+    assert status == 1, output
+    assert not list((course / ".venv").rglob("torch*"))
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_where_uv_cannot_pip_goes_on(there, shell, course, uv, wheels):
+    """First without a network, so that pip comes to nothing, too; then with one."""
+    failing = {**uv, "UV_DEFAULT_INDEX": ""}
+    if not there:
+        failing["PATH"] = ""
+    sentence = "uv failed: the lines above say why. pip goes on, and is slower."
+    if not there:
+        sentence = "There is no uv, and pip can't get it. pip goes on, and is slower."
+    status, output = shell(*LIST, **failing)
+    assert status == 1
+    assert sentence in output.splitlines()
+    assert output.splitlines()[-1].startswith("The packages could not be installed into .venv: ")
+    output_of(shell(*LIST, PIP_NO_INDEX="1", PIP_FIND_LINKS=str(wheels)))
+    assert installer_of(course, "torch") == "pip"
+
+
+@pytest.mark.full
+def test_pip_brings_uv_along(shell, course, uv):
+    network = {name: os.environ.get(name, "") for name in ("HTTPS_PROXY", "https_proxy")}
+    output = output_of(shell(*LIST, **{**uv, **network, "PATH": ""}))
+    if "There is no uv" in output:
+        pytest.skip("needs the internet")
+    assert (course / ".venv" / "bin" / "uv").exists()
+    assert installer_of(course, "torch") == "uv"
+
+
 def test_a_torch_that_is_too_old_gets_a_sentence(site, shell, course):
     status, output = shell(*LIST, **site("pytorch", "torch-2.5.1"))
     assert status == 1
@@ -183,15 +273,18 @@ def test_a_python_that_is_too_old_gets_a_sentence(monkeypatch):
         runpy.run_path(str(ROOT / "scripts" / "catalog.py"))
 
 
-def test_torch_comes_from_the_index_that_is_named(shell, course, tmp_path):
-    index = tmp_path / "cpu"
-    for name, version in (("torch", "2.15.0+cpu"), ("torchvision", "0.29.2+cpu")):
-        (index / name).mkdir(parents=True)
-        make_wheel(index / name, name, version)
-        file = f"{name}-{version}-py3-none-any.whl"
-        (index / name / "index.html").write_text(f'<a href="{file}">{file}</a>')
+@pytest.mark.parametrize("program", ["pip", "uv"])
+def test_torch_comes_from_the_index_that_is_named(program, shell, course, tmp_path, request):
+    builds = tmp_path / "builds"
+    builds.mkdir()
+    make_wheel(builds, "torch", "2.15.0+cpu")
+    make_wheel(builds, "torchvision", "0.29.2+cpu")
+    index = make_index(tmp_path / "cpu", builds)
     pypi = {"PIP_NO_INDEX": "", "PIP_INDEX_URL": (tmp_path / "nowhere").as_uri()}
-    output_of(shell(*LIST, TORCH_INDEX=index.as_uri(), **pypi))
+    if program == "uv":
+        pypi = request.getfixturevalue("uv")
+    output_of(shell(*LIST, TORCH_INDEX=index, **pypi))
+    assert installer_of(course, "torch") == program
     assert torch_of(shell) == f"{course / '.venv'} 2.15.0+cpu 0.29.2+cpu"
 
 
