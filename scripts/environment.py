@@ -5,7 +5,7 @@ Usage: PYTHON environment.py [--tests] [--torch VERSION] -- ARGUMENTS_OF_PYTHON
 1. If PYTHON's environment has everything, it's used as it is.
 2. Otherwise .venv is made beside the README. If PYTHON has torch (a site module, conda), .venv sees
    its packages, and torch and torchvision stay at the site's versions. If not, they come from PyPI
-   or, if TORCH_INDEX is set, from that index.
+   or, if TORCH_INDEX is set, from that index. uv installs, or pip where uv can't or must not.
 With --torch, .venv-torch-VERSION has that torch, whatever the site has.
 
 The first line of .venv/made-from is the Python it was made from, which the launcher compares. The
@@ -88,9 +88,10 @@ def forget_unfinished():
             shutil.rmtree(info)
 
 
-def try_each(installers, arguments):
+def try_each(installers, arguments, variables):
     """Return whether one could install. Those that could not are taken off the list."""
-    while subprocess.run([*installers[0], *arguments]).returncode:
+    env = {**os.environ, **variables}
+    while subprocess.run([*installers[0], *arguments], env=env).returncode:
         forget_unfinished()
         if len(installers) == 1:
             return False
@@ -109,13 +110,15 @@ def install(needed, lacking, kept):
     # Without what the site has: for pip, its torch 2.6.0a0+site is older than torch>=2.6.
     there = [line.partition("==")[0] for line in kept]
     wanted = {name: name + oldest for name, oldest in needed.items() if name not in there}
-    steps = [(f"into {venv}", [*wanted.values()])]
+    steps = [(f"into {venv}", wanted.values(), {})]
     index = os.environ.get("TORCH_INDEX")
     if index and not kept:
         both = [wanted["torch"], wanted["torchvision"]]  # from one index, or they do not fit
-        steps.insert(0, (f"from {index}", [*both, "--index-url", index]))
-    for where, arguments in steps:
-        if not try_each(installers, [*arguments, "--constraint", str(constraints)]):
+        variables = {"PIP_INDEX_URL": index, "UV_DEFAULT_INDEX": index}
+        steps.insert(0, (f"from {index}", both, variables))
+    for where, packages, variables in steps:
+        arguments = [*packages, "--constraint", str(constraints)]
+        if not try_each(installers, arguments, variables):
             constraints.unlink()
             sys.exit(f"The packages could not be installed {where}: the lines above say why.")
     constraints.unlink()

@@ -8,7 +8,8 @@
 #   scripts/run_course.sh 4 6 8      these lessons
 #   scripts/run_course.sh --list     list the lessons
 #
-# Makes .venv first if the active Python lacks the packages of requirements.txt. Without a GPU:
+# Makes .venv first if the active Python lacks the packages of requirements.txt, with uv, or with pip
+# where uv can't. Without a GPU:
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu scripts/run_course.sh
 # takes torch and torchvision from there, which saves several GB.
 # What the lessons write (runs/, log/, log_ddp/) goes to the current folder.
