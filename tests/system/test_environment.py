@@ -218,11 +218,13 @@ def test_uv_installs_and_takes_up_what_was_interrupted(shell, course, uv):
     assert shell(*LIST, **uv)[1].split()[0] == "0"
 
 
+@pytest.mark.full
 def test_pip_installs_where_it_has_settings_that_uv_does_not_read(shell, course, uv, wheels):
     output_of(shell(*LIST, **{**uv, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels)}))
     assert installer_of(course, "torch") == "pip"
 
 
+@pytest.mark.full
 def test_uv_does_not_replace_the_torch_of_a_site(shell, course, uv, site):
     """It would, because it does not see what is outside of .venv. pip finds no torchvision here."""
     active = site("pytorch", "torch-2.6.0")
@@ -231,6 +233,7 @@ def test_uv_does_not_replace_the_torch_of_a_site(shell, course, uv, site):
     assert not list((course / ".venv").rglob("torch*"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("there", [False, True])
 def test_where_uv_cannot_pip_goes_on(there, shell, course, uv, wheels):
     """First without a network, so that pip comes to nothing, too; then with one."""
@@ -273,7 +276,7 @@ def test_a_python_that_is_too_old_gets_a_sentence(monkeypatch):
         runpy.run_path(str(ROOT / "scripts" / "catalog.py"))
 
 
-@pytest.mark.parametrize("program", ["pip", "uv"])
+@pytest.mark.parametrize("program", ["pip", pytest.param("uv", marks=pytest.mark.full)])
 def test_torch_comes_from_the_index_that_is_named(program, shell, course, tmp_path, request):
     builds = tmp_path / "builds"
     builds.mkdir()
