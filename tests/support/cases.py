@@ -1,48 +1,76 @@
-"""What makes each lesson short, and the data that some lessons write for others."""
+"""How the tests run each lesson, and what it must show. A new lesson gets an entry in CASES.
 
+A lesson is run short: its proof line must still say ok. Without its key line (a mutant) it must
+say WRONG. More about a lesson may be tested in a file of tests/lessons.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from support.forked_ranks import run_ranks
+from support.output_checks import check_bandwidth, check_saved_model, check_shares
 from support.run import LESSONS, ROOT, cached_across_workers, output_of, proves
 
-FEW = "--epochs 1 --max-steps 20"
-# The proof line still says ok. {folder} is where the data of lesson 11 or 19 is, or will be.
-SHORT = {
-    "0": "",
-    "1": "",
-    "2": "",  # its defaults: the page promises 98%
-    "3": FEW,
-    "4": FEW,
-    "5": "--max-steps 5",
-    "6": FEW,
-    "test-profile": "",
-    "7": "--rounds 1 --max-steps 2 --batch-size 50",
-    "8": "--images 3200",
-    "9": "",
-    "10": FEW,
-    "create_mnist_h5": "--force --file {folder}/mnist.h5",
-    "11": "--file {folder}/mnist.h5 --epochs 1 --max-steps 5",
-    "12": "--images 1280 --batch-size 32 --save-every 4 --crash-at-step 6",
-    "13": "2 1 --max-steps 6 --log-every 3",
-    "create_ratings": "--force --folder {folder}/ratings --copies 3 --files 12",
-    "19": "--folder {folder}/ratings --epochs 1 --batch-size 504 --lr 0.03",
-    "20": "",
-    "14": "--max-steps 20 --batch-size 16",
-    "15": "--max-steps 12",
-    "18": "",
-    "16": "--max-steps 4",
-    "17": "--max-steps 3",
-}
-ONE_PROCESS = ("2", "create_mnist_h5", "create_ratings")
-READS = {"11": "create_mnist_h5", "19": "create_ratings"}  # what another lesson has written
+
+@dataclass(frozen=True)
+class Mutant:
+    """A line of a lesson, what stands there when somebody gets it wrong, and what comes of it.
+
+    says      a pattern of the proof line
+    options   besides those that make the lesson short
+    starts    so many times it is started; the others before the last one may fail
+    quick     not only in the full suite
+    """
+
+    line: str
+    wrong: str
+    says: str
+    options: str = ""
+    ranks: int = 2
+    starts: int = 1
+    quick: bool = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the tests know of a lesson.
+
+    short     its options. {folder} is where the lesson that it reads has written its data, or where
+              it writes its own; {share} is a rank's part of a global batch of 84
+    ranks     of the quick run, whose kinds of lines are those of its page; 1: it starts no others
+    others    numbers of ranks in the full suite
+    cold      started as a user does also in the quick run, not forked from a process with torch
+    reads     the id of the lesson that writes what this one reads
+    chain     so many of its losses are those of lesson 2: it trains on the same global batches
+    check     a function of output_checks.py
+    """
+
+    short: str = ""
+    ranks: int = 2
+    others: tuple[int, ...] = (1, 3)
+    cold: bool = False
+    reads: str = ""
+    chain: int = 0
+    check: Callable | None = None
+    mutants: tuple[Mutant, ...] = ()
+
+
+def arguments_of(lesson_id, tmp_path_factory, more="", ranks=2, folder=None):
+    """Return what makes a lesson short, and more options, as a list. It reads what is written."""
+    case = CASES[lesson_id]
+    text = f"{case.short} {more}"
+    if case.reads and "{folder}" in text:
+        folder = written_by(case.reads, tmp_path_factory)
+    return text.format(folder=folder, share=84 // ranks).split()
 
 
 def written_by(lesson_id, tmp_path_factory):
-    """Return the folder in which a lesson has written its data, once for all tests."""
+    """Return the folder in which a lesson has run as one process, once for all tests."""
 
     def write():
         folder = tmp_path_factory.mktemp(lesson_id)
-        arguments = SHORT[lesson_id].format(folder=folder).split()
+        arguments = arguments_of(lesson_id, tmp_path_factory, folder=folder)
         output = output_of(run_ranks(1, ROOT / LESSONS[lesson_id]["file"], *arguments, cwd=folder))
         assert proves(output), output
         return str(folder)
@@ -50,8 +78,331 @@ def written_by(lesson_id, tmp_path_factory):
     return Path(cached_across_workers(tmp_path_factory, lesson_id, write))
 
 
-def arguments_of(lesson_id, folder, tmp_path_factory):
-    """Return what makes a lesson short, as a list. It reads what is written already."""
-    if lesson_id in READS:
-        folder = written_by(READS[lesson_id], tmp_path_factory)
-    return SHORT[lesson_id].format(folder=folder).split()
+# 20 steps with a global batch of 84 = 3 x 4 x 7 images; the second epoch has another order.
+EPOCHS = "--epochs 2 --max-steps 10"
+SHARED = f"{EPOCHS} --batch-size {{share}}"
+
+SUM = "    dist.all_reduce(value, op=dist.ReduceOp.SUM)\n"
+FLAT = "    dist.all_reduce(flat, op=dist.ReduceOp.SUM)\n"
+WRAP = "ddp_model = DistributedDataParallel(model)"
+NO_SUM = Mutant(SUM, "", r"every rank holds 0, 1; the sum 0\+1 is 1: WRONG")
+APART = r"losses within \de(-0[1-4]|\+\d\d) of {} \(limit 1e-05\)"
+FROM_ONE = APART.format("one process")
+# Lesson 15: a part, a layer and positions would be 0.657 MB.
+AT_MOST_ALL = r"parameters at most 1\.\d+ MB \(limit 0\.657\): WRONG"
+FROM_MEMORY = APART.format("those from memory")
+HELD = r"idle \d+\.\d% of slots, at most {} micro-batches held, .*, NOT as the formulas say: WRONG$"
+ONCE = r"^=> {} of 60,000 images once an epoch \(limit 640\), .*: WRONG$"
+FORGOTTEN = (
+    r"^=> starts: 3, images once an epoch: {} of 1,280 \(limit 1,279\), "
+    r"parameters DIFFERENT: WRONG$"
+)
+# Lesson 13: the losses are not those of one rank.
+OFF = "^=> losses of "
+COMPARED = "--compare {folder}/runs/13_train"
+
+CASES = {
+    "0": Case(
+        cold=True,
+        mutants=(NO_SUM, Mutant("ReduceOp.SUM", "ReduceOp.MIN", r"holds 0; the sum 0\+1 is 1")),
+    ),
+    "1": Case(check=check_bandwidth, mutants=(NO_SUM,)),
+    "2": Case(  # its defaults: the page promises 98%
+        ranks=1,
+        others=(),
+        mutants=(
+            Mutant(
+                "        optimizer.step()\n", "", r"=> 1?\d\.\d\d% of .* \(limit \d\d%\), .*: W"
+            ),
+        ),
+    ),
+    "3": Case(
+        f"{EPOCHS} --batch-size 84",
+        chain=20,
+        mutants=(
+            Mutant(
+                "torch.manual_seed(args.seed)",
+                "torch.manual_seed(args.seed + dist.get_rank())",
+                r"=> 2 ranks, 3,360 images, 2 different models \(limit 1\): WRONG",
+            ),
+        ),
+    ),
+    "4": Case(
+        SHARED,
+        others=(1, 3, 7),
+        cold=True,
+        chain=20,
+        mutants=(
+            Mutant(
+                "    flat /= dist.get_world_size()",
+                "    pass",
+                f"identical .*, {FROM_ONE}",
+                quick=True,
+            ),
+            Mutant(FLAT, "", "parameters DIFFERENT on all ranks"),
+            Mutant("(train_set, seed=", "(train_set, 1, 0, seed=", FROM_ONE),
+        ),
+    ),
+    "5": Case(
+        "--max-steps 5 --batch-size {share}",
+        chain=10,  # with 5 steps to warm up
+        check=check_shares,
+        mutants=(Mutant(FLAT, "", r"hidden by computing: nan% \(limit 5%\): WRONG"),),
+    ),
+    "6": Case(
+        SHARED,
+        chain=20,
+        check=check_saved_model,
+        mutants=(Mutant(WRAP, "ddp_model = model", FROM_ONE),),
+    ),
+    "test-profile": Case(
+        check=check_shares,
+        mutants=(
+            Mutant(
+                "DistributedDataParallel(model, bucket_cap_mb=args.bucket_mb)",
+                "model",
+                "by computing: nan%",
+            ),
+        ),
+    ),
+    "7": Case(
+        f"{EPOCHS} --rounds 1 --batch-size 84",
+        chain=20,
+        mutants=(
+            Mutant(WRAP, "pass", FROM_ONE),
+            Mutant("world_size, dist.get_rank(), seed=", "1, 0, seed=", FROM_ONE),
+        ),
+    ),
+    "8": Case(
+        "--images 3200",
+        mutants=(
+            Mutant(
+                "(world_size, args.lr * factor)",
+                "(world_size, args.lr)",
+                r"linear \(limit \d+%\): WRONG",
+            ),
+        ),
+    ),
+    "9": Case(ranks=4, cold=True, mutants=(NO_SUM,)),
+    "10": Case(
+        SHARED,
+        ranks=4,
+        chain=20,
+        check=check_saved_model,
+        mutants=(Mutant(WRAP, "ddp_model = model", FROM_ONE),),
+    ),
+    "create_mnist_h5": Case(
+        "--force --file {folder}/mnist.h5",
+        ranks=1,
+        others=(),
+        mutants=(
+            Mutant('file["images"][begin:end] = images  # goes', "# goes", "NOT as written: WRONG"),
+        ),
+    ),
+    "11": Case(
+        "--file {folder}/mnist.h5 --epochs 1 --max-steps 5",
+        reads="create_mnist_h5",
+        mutants=(
+            Mutant(
+                "        self.rank = rank\n",
+                "        self.rank = 0\n",
+                ONCE.format(320),
+                quick=True,
+            ),
+            Mutant(
+                "(self.rank * workers + worker)", "self.rank", ONCE.format(r"3\d\d"), "--workers 2"
+            ),
+            Mutant(
+                "torch.randperm(len(labels), generator=generator)",
+                "torch.arange(len(labels))",
+                r", 1% as mixed as by a full shuffle \(limit 25%\), .*: WRONG",
+            ),
+            Mutant(
+                "order = torch.randperm(self.chunks, generator=generator)",
+                "order = torch.arange(self.chunks)",
+                r", 4% as mixed as by a full shuffle \(limit 25%\), .*: WRONG",
+            ),
+            Mutant(
+                "        stream.set_epoch(epoch)",
+                "        stream.set_epoch(0)",
+                r", 1 orders \(limit 2\), ",
+                "--epochs 2",
+            ),
+            Mutant(WRAP, "ddp_model = model", FROM_MEMORY),
+        ),
+    ),
+    # torchrun starts a job again that ends with 1. That must not make it right: two more starts.
+    "12": Case(
+        "--images 1280 --batch-size 32 --save-every 4 --crash-at-step 6",
+        cold=True,
+        mutants=(
+            Mutant(
+                '        self.optimizer.load_state_dict(state["optimizer"])\n',
+                "",
+                FORGOTTEN.format("1,280"),
+                starts=3,
+                quick=True,
+            ),
+            Mutant(
+                '        self.model.load_state_dict(state["model"])\n',
+                "",
+                FORGOTTEN.format("1,280"),
+                starts=3,
+            ),
+            Mutant(
+                "order[seen + self.rank ::", "order[self.rank ::", FORGOTTEN.format("256"), starts=3
+            ),
+        ),
+    ),
+    "13": Case(  # {folder} is where it has run on one rank
+        "2 1 --max-steps 6 --global-batch-size 50 --log-every 2 --workers 1 --clip 0.3",
+        reads="13",
+        mutants=(
+            Mutant(
+                "each.sum() * weight", "each.mean()", OFF, f"--batch-size 8 {COMPARED}", ranks=3
+            ),
+            Mutant(
+                "        nn.utils.clip_grad_norm_(self.model.parameters(), self.args.clip)\n",
+                "",
+                OFF,
+                COMPARED,
+                ranks=3,
+            ),
+            Mutant(
+                "self.scaler.unscale_(self.optimizer)",
+                "",
+                OFF,
+                f"--precision fp16 {COMPARED}",
+                ranks=3,
+            ),
+            Mutant(
+                "(batch < count)", "(batch < count + 9)", "^=> 10,002 of 10,000 tested, ", ranks=3
+            ),
+        ),
+    ),
+    "14": Case(
+        "--max-steps 20 --batch-size 16",
+        mutants=(
+            # Less is sent, but it learns worse.
+            Mutant(
+                'if as_well and 0 < row["given"] < rows[best]["given"]',
+                'if way == "accumulation"',
+                r"^=> accumulation: 0.25 .* loss \+\d+\.\d% \(limit \+2%\): WRONG$",
+            ),
+        ),
+    ),
+    "15": Case(
+        "--max-steps 12",
+        others=(1,),  # it refuses 3: their parts would not be equal
+        mutants=(
+            # Nothing is freed after the forward pass.
+            Mutant("reshard_after_forward=True", "reshard_after_forward=False", AT_MOST_ALL),
+            Mutant("piece.register_forward_hook(self.free)", "pass", AT_MOST_ALL),
+            # The sum of the gradients, not the mean.
+            Mutant("flatten(gradients) / dist.get_world_size()", "flatten(gradients)", FROM_ONE),
+            # The whole model on every rank before it is divided.
+            Mutant('torch.device("meta")', "device", AT_MOST_ALL),
+        ),
+    ),
+    "16": Case(
+        "--max-steps 4",
+        ranks=4,
+        mutants=(
+            Mutant(
+                "return AddUp.apply(gradient, context.group), None",
+                "return gradient, None",
+                FROM_ONE,
+            ),
+            # The bias is added on every rank.
+            Mutant(
+                "AddUp.apply(part, self.group) + self.bias",
+                "AddUp.apply(part + self.bias, self.group)",
+                FROM_ONE,
+            ),
+            # Those that have the same layers do not average.
+            Mutant(
+                '        dist.all_reduce(flat, group=mesh.get_group("data"))\n',
+                "",
+                FROM_ONE,
+                ranks=4,
+            ),
+            # Each of three column-wise layers adds up: right, but more messages.
+            Mutant(
+                'plan = {"norm1": copy, "norm2": copy}',
+                "plan = {}",
+                r"messages NOT as the formula says: WRONG$",
+            ),
+        ),
+    ),
+    "17": Case(
+        "--max-steps 3",
+        ranks=4,
+        mutants=(
+            Mutant(
+                "targets[number].flatten()) / micro_batches",
+                "targets[number].flatten())",
+                FROM_ONE,
+            ),
+            Mutant("y.backward(gradient)", "(micro_batches * y).backward(gradient)", FROM_ONE),
+            # The losses are right. Only the counts tell.
+            Mutant(
+                "min(stages - 1 - stage, micro_batches)",
+                "micro_batches",
+                HELD.format("8 and 8"),
+                quick=True,
+            ),
+            Mutant("min(stages - 1 - stage, micro_batches)", "0", HELD.format("8 and 1")),
+        ),
+    ),
+    "18": Case(
+        ranks=4,
+        mutants=(
+            Mutant(
+                "return debugging_hooks.noop_hook(state, bucket)",
+                "return dist.all_reduce(bucket.buffer(), group=group, async_op=True).get_future()"
+                ".then(lambda sent: sent.value()[0])",
+                "but steps that should send nothing have sent",
+                "--batch-size 4",
+            ),
+            # The messages are not those of the link.
+            Mutant(
+                "max(sent, moment) + all_reduce_ms(",
+                "max(sent, moment) + 80 * all_reduce_ms(",
+                r"\d{3,}% apart \(limit 100%\); worth",
+                "--batch-size 4",
+            ),
+        ),
+    ),
+    "create_ratings": Case(
+        "--force --folder {folder}/ratings --copies 3 --files 12",
+        ranks=1,
+        others=(),
+        mutants=(
+            Mutant(
+                "order[number :: args.files]]",
+                "order[number + 1 :: args.files]]",
+                "NOT as written: W",
+            ),
+        ),
+    ),
+    "19": Case(
+        "--folder {folder}/ratings --epochs 1 --batch-size 504 --lr 0.03",
+        reads="create_ratings",
+        mutants=(
+            Mutant("set_result(average)", "set_result(gradient)", ", tables DIFFERENT: WRONG$"),
+            Mutant(
+                "        optimizer.step()\n", "", r"^=> RMSE .*, -?0\.0% below movie means .* id"
+            ),
+        ),
+    ),
+    "20": Case(
+        mutants=(
+            Mutant(
+                "accelerator.prepare(model, optimizer, loader)",
+                "model, optimizer, loader",
+                r"losses within \de(-0[1-3]|\+\d\d) of those without Accelerate",
+                "--epochs 5",
+            ),
+        ),
+    ),
+}

@@ -51,24 +51,26 @@ def be_rank(file, arguments, cwd, env, output):
     runpy.run_path(file, run_name="__main__")
 
 
-def run_ranks(ranks, file, *arguments, cwd, env=None, timeout=200):
-    """Run a file on this many ranks of one node; return (exit status, what they printed).
+def run_ranks(ranks, file, *arguments, cwd, env=None, timeout=200, ranks_per_node=None):
+    """Run a file on this many ranks; return (exit status, what they printed).
 
-    Where one rank fails, its status is returned, and the others are ended.
+    They are on one node, unless it is said how many are on each. Where one rank fails, its status
+    is returned, and the others are ended.
     """
+    ranks_per_node = ranks_per_node or ranks
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {
         "MASTER_ADDR": store.host,
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # rank 0 starts no server of its own
         "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks_per_node),
         **(env or {}),
     }
     processes, end = [], time.monotonic() + timeout
     with tempfile.NamedTemporaryFile() as output, contextlib.ExitStack() as stack:
         for rank in range(ranks):
-            own = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            own = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank % ranks_per_node)}
             rest = [str(x) for x in arguments], str(cwd), own, output.name
             processes.append(FORKS.Process(target=be_rank, args=(str(file), *rest)))
             processes[-1].start()
