@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from support.cases import SHORT
+from support.cases import CASES
 from support.forked_ranks import run_ranks
 from support.run import LAUNCHER, LESSONS, ROOT, load, load_lesson, output_of, proof_of, proves
 
@@ -37,7 +37,7 @@ def on_a_link(slurm, tmp_path):
 
 @FULL
 def test_lesson_14_is_faster_on_a_slow_link_with_less_to_send(on_a_link):
-    rows = table(on_a_link("100mbit", 1, "14", *SHORT["14"].split()))
+    rows = table(on_a_link("100mbit", 1, "14", *CASES["14"].short.split()))
     assert_given(rows)
     # Two ranks in a ring send 2 (n - 1) / n = 1 times what they are given; besides, headers and
     # what was lost on the way and sent again.
@@ -96,7 +96,7 @@ def assert_given(rows):
 
 
 def test_each_way_sends_what_it_should_and_averages_like_ddp(tmp_path):
-    output = output_of(run_ranks(3, LESSON_14, *SHORT["14"].split(), cwd=tmp_path))
+    output = output_of(run_ranks(3, LESSON_14, *CASES["14"].short.split(), cwd=tmp_path))
     assert proves(output), output
     rows = table(output)
     assert_given(rows)

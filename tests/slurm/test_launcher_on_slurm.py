@@ -91,7 +91,7 @@ def test_else_as_nodes_that_meet_where_the_user_says(slurm, show, tmp_path):
     settings = ("env", "MASTER_PORT=29555", "MASTER_ADDR=10.77.0.1")
     done = slurm.run("salloc", "-N", 2, *settings, LAUNCHER, show, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "\nmeeting point: 10.77.0.1:29555, interface eth0\n" in done.stdout
+    assert "\nrendezvous: 10.77.0.1:29555, interface eth0\n" in done.stdout
     for rank in check_ranks(done.stdout, [1, 1]):
         assert (rank["MASTER_ADDR"], rank["MASTER_PORT"]) == ("10.77.0.1", "29555")
 
@@ -134,7 +134,7 @@ def test_in_a_shell_of_srun_the_launcher_is_no_rank(slurm, show, tmp_path):
 def test_each_lesson_runs_on_nodes(lesson_id, slurm, tmp_path, tmp_path_factory):
     """Lesson 9 is above."""
     command = (LAUNCHER, *LESSONS[lesson_id].get("launcher", []), lesson_id)
-    few = arguments_of(lesson_id, tmp_path, tmp_path_factory)
+    few = arguments_of(lesson_id, tmp_path_factory, folder=tmp_path)
     done = slurm.run("salloc", "--nodes", 2, *command, *few, cwd=tmp_path, timeout=200)
     if done.returncode == 69:
         skip_or_fail_in_ci(done.stdout.splitlines()[-1])

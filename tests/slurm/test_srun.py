@@ -177,7 +177,7 @@ def test_in_a_job_srun_gets_all_from_its_options(container, fake_command, tmp_pa
         monkeypatch.setenv("PYTHON", "./container.sh")
     status, output = launch("--monitor", "rank.py", "a b", "--", "-x", cwd=tmp_path)
     assert status == 3, output
-    assert "nodes: node1, ranks on each: 1, in all: 1\nmeeting point: " in output
+    assert "nodes: node1, ranks on each: 1, in all: 1\nrendezvous: " in output
     assert "The first to fail: rank 0 on node1 ended with exit status 3.\n" in output
     arguments, variables = json.loads(re.search(r"^\[\[.*$", output, re.M)[0])
     assert arguments == ["a b", "--", "-x"]
@@ -202,7 +202,7 @@ def test_an_srun_that_waits_for_a_lost_node_is_killed(fake_command):
     """After a failure and some silence; until then it is left alone."""
     words = f"echo a rank says something >&2\nsleep 2\necho '{FIRST}' >&2\nexec sleep 600\n"
     fake_command("srun", f"#!/bin/sh\n{words}")
-    code = "from launcher import allocation; sys.exit(allocation.supervise(['srun'], silence=1))"
+    code = "from launcher import slurm; sys.exit(slurm.supervise(['srun'], silence=1))"
     job = processes.run([sys.executable, "-c", IMPORT + code], 30, stderr=subprocess.PIPE)
     assert (job.status, job.left) == (128 + signal.SIGKILL, [])
     assert job.errors.splitlines() == [

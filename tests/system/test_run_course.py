@@ -14,7 +14,7 @@ from runner.report import write
 from support.run import LESSONS, ROOT, output_of, proof_of, recorded_output, skip_or_fail_in_ci
 from support.run import run as run_command
 
-RUN_COURSE = [sys.executable, ROOT / "scripts" / "course" / "run_course.py"]
+RUN_COURSE = [sys.executable, ROOT / "scripts" / "runner" / "run_course.py"]
 
 # Starts three processes that ignore SIGTERM and keep stdout open.
 STUBBORN = """
