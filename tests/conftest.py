@@ -41,7 +41,7 @@ torch.set_num_threads(1)
 
 def pytest_collection_modifyitems(items):
     """Begin with the tests that wait longest: otherwise all wait for the last of them."""
-    items.sort(key=lambda item: not item.path.name.startswith("test_slurm"))
+    items.sort(key=lambda item: item.path.parent.name != "slurm")
 
 
 @pytest.fixture(scope="session")

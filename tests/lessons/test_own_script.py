@@ -11,12 +11,12 @@ import processes
 import pytest
 import torch
 from docs.blocks import Course
+from support.cases import written_by
 from support.forked_ranks import run_ranks
 from support.run import (
     LAUNCHER,
     LESSONS,
     ROOT,
-    cached_across_workers,
     launch,
     output_of,
     rank_of,
@@ -76,14 +76,7 @@ def patched_script(tmp_path):
 @pytest.fixture
 def stream(tmp_path_factory):
     """The option for a file that create_mnist_h5.py has written."""
-
-    def create():
-        folder = tmp_path_factory.mktemp("data")
-        create = [sys.executable, ROOT / LESSONS["create_mnist_h5"]["file"]]
-        output_of(run([*create, "--file", folder / "mnist.h5"], 100, folder, None))
-        return str(folder / "mnist.h5")
-
-    return ["--train-file", cached_across_workers(tmp_path_factory, "mnist_h5", create)]
+    return ["--train-file", written_by("create_mnist_h5", tmp_path_factory) / "mnist.h5"]
 
 
 def options(*more, epochs=2, steps=20, workers=0):

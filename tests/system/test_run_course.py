@@ -1,5 +1,6 @@
 """run_course.sh, its report, and the commands that measure."""
 
+import functools
 import os
 import re
 import shutil
@@ -10,9 +11,18 @@ import time
 import processes
 import pytest
 from markupsafe import escape
+from runner import run_course
 from runner.report import write
-from support.run import LESSONS, ROOT, output_of, proof_of, recorded_output, skip_or_fail_in_ci
-from support.run import run as run_command
+from support.run import (
+    LESSONS,
+    ROOT,
+    is_alive,
+    output_of,
+    proof_of,
+    recorded_output,
+    run,
+    skip_or_fail_in_ci,
+)
 
 RUN_COURSE = [sys.executable, ROOT / "scripts" / "runner" / "run_course.py"]
 
@@ -46,9 +56,9 @@ STAND_INS = {
 
 @pytest.fixture
 def stand_ins(tmp_path):
-    """The options of run_course.py that make it run STAND_INS, and one that takes long."""
+    """The options of run_course.py with which it knows STAND_INS, and one that takes long."""
     programs = {name: program for name, (program, _) in STAND_INS.items()}
-    programs["slow"] = f"{STUBBORN}print('at work', flush=True); time.sleep(300)"
+    programs["slow"] = "import time; print('at work', flush=True); time.sleep(300)"
     tables = []
     for name, program in programs.items():
         file = tmp_path / f"{name}.py"
@@ -60,9 +70,21 @@ def stand_ins(tmp_path):
     return ["--course", course]
 
 
-def run(*arguments, cwd):
-    """Run run_course.py to its end; return (exit status, output). It must leave nothing."""
-    return run_command([*RUN_COURSE, *arguments], 280, cwd, None)
+@pytest.fixture
+def run_stand_ins(stand_ins, tmp_path, monkeypatch, capsys):
+    """A function that runs some of them in this process; it returns (exit status, output).
+
+    What they leave has a second to end, also on a busy machine.
+    """
+    monkeypatch.chdir(tmp_path)
+    impatient = functools.partial(run_course.run, grace=1, settle=1, patience=1)
+    monkeypatch.setattr(run_course, "run", impatient)
+
+    def run(*names):
+        monkeypatch.setattr(sys, "argv", ["run_course.py", *map(str, stand_ins), *names])
+        return run_course.main(), capsys.readouterr().out
+
+    return run
 
 
 def table_of(output):
@@ -73,19 +95,21 @@ def table_of(output):
 
 
 def test_a_lesson_is_run_and_its_proof_is_in_the_table_and_in_the_report(tmp_path):
-    output = output_of(run("0", cwd=tmp_path))
+    output = output_of(run([*RUN_COURSE, "0"], 280, tmp_path, None))
     proof = "=> every rank holds 6; the sum 0+1+2+3 is 6: ok"
     assert table_of(output) == {"0": (proof, "ok")}
     assert "1 of 1 lessons ok, " in output
     assert str(escape(proof)) in (tmp_path / "runs" / "report.html").read_text()
 
 
-def test_every_way_to_end_has_its_verdict_and_nothing_is_left(stand_ins, tmp_path):
-    status, output = run(*stand_ins, *STAND_INS, cwd=tmp_path)
+def test_every_way_to_end_has_its_verdict_and_nothing_is_left(run_stand_ins, tmp_path):
+    status, output = run_stand_ins(*STAND_INS)
     assert status == 1, output
     verdicts = {name: state for name, (_, state) in table_of(output).items()}
     assert verdicts == {name: verdict for name, (_, verdict) in STAND_INS.items()}
-    assert len(re.findall(r"^   left behind, so killed: process \d+ sleep 600$", output, re.M)) == 6
+    left = re.findall(r"^   left behind, so killed: process (\d+) sleep 600$", output, re.M)
+    assert len(left) == 6
+    assert not any(map(is_alive, left))
     assert "\n1 of 7 lessons ok, 1 skipped, " in output
     page = (tmp_path / "runs" / "report.html").read_text()
     states = re.findall(r'<td><span class="state (\w+)">(.*?)</span>', page)
@@ -96,16 +120,18 @@ def test_every_way_to_end_has_its_verdict_and_nothing_is_left(stand_ins, tmp_pat
     assert "This machine has no &lt;wheels&gt;." in page
 
 
-def test_a_lesson_that_cannot_run_here_is_no_failure(stand_ins, tmp_path):
-    output_of(run(*stand_ins, "well", "cannot", cwd=tmp_path))
+def test_a_lesson_that_cannot_run_here_is_no_failure(run_stand_ins):
+    assert run_stand_ins("well", "cannot")[0] == 0
 
 
-def test_what_is_not_known_is_refused_before_anything_runs(stand_ins, tmp_path):
-    status, output = run(*stand_ins, "well", "day7", cwd=tmp_path)
-    assert status == 2
+def test_what_is_not_known_is_refused_before_anything_runs(run_stand_ins, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        run_stand_ins("well", "day7")
+    said = capsys.readouterr()
     known = ", ".join([*STAND_INS, "slow"])
-    assert output.endswith(f"There is no lesson 'day7'. There are day1, day2 and {known}.\n")
-    assert "[1/" not in output
+    sentence = f"There is no lesson 'day7'. There are day1, day2 and {known}.\n"
+    assert said.err.endswith(sentence)
+    assert said.out == ""
 
 
 def test_ctrl_c_at_a_terminal_ends_runner_and_lesson(stand_ins, tmp_path):
