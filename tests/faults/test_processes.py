@@ -11,6 +11,7 @@ from faults import IMPATIENT, lesson, local, nine_images, on_slurm
 from support.mutants import write_mutant
 from support.run import LAUNCHER
 
+FULL = pytest.mark.full
 MEMORY = (
     "Often memory ran out: fewer processes, a smaller `--batch-size`, or with Slurm more memory, "
     "with `--mem` at `salloc`."
@@ -24,7 +25,15 @@ KILLED = r"^The first to fail: rank {} on .* ended with signal KILL\.$"
     [
         ("rank 1, Day 1", "", "1 2", "1 MB:", 1, r"process 1 terminated with signal SIGKILL$"),
         ("rank 0, `--local`", "2", "9", "1 MB:", 0, KILLED.format(0)),
-        ("a stage of lesson 17, `--local`", "2", "17", "GPipe, ", 1, KILLED.format(1)),
+        pytest.param(
+            "a stage of lesson 17, `--local`",
+            "2",
+            "17",
+            "GPipe, ",
+            1,
+            KILLED.format(1),
+            marks=FULL,
+        ),
         pytest.param(
             "a rank that shares layers, lesson 16",
             "2x2",
@@ -32,7 +41,7 @@ KILLED = r"^The first to fail: rank {} on .* ended with signal KILL\.$"
             "ranks: 4",
             3,
             KILLED.format(3),
-            marks=pytest.mark.full,
+            marks=FULL,
         ),
         pytest.param(
             "rank 1, torchrun",
@@ -41,7 +50,7 @@ KILLED = r"^The first to fail: rank {} on .* ended with signal KILL\.$"
             "1 MB:",
             1,
             r"rank      : 1 \(local_rank: 1\)(?s:.*)Signal 9 \(SIGKILL\) received",
-            marks=pytest.mark.full,
+            marks=FULL,
         ),
     ],
 )
@@ -86,8 +95,13 @@ def test_a_lesson_of_day_1_is_stopped(how, tmp_path):
     ("name", "begun", "what"),
     [
         ("9", "1 MB:", "a rank"),
-        ("16 --max-steps 300", "by hand: loss", "a rank of lesson 16, in a group of a mesh,"),
-        ("17", "GPipe, ", "a stage of lesson 17"),
+        pytest.param(
+            "16 --max-steps 300",
+            "by hand: loss",
+            "a rank of lesson 16, in a group of a mesh,",
+            marks=FULL,
+        ),
+        pytest.param("17", "GPipe, ", "a stage of lesson 17", marks=FULL),
     ],
 )
 def test_a_stopped_rank_is_seen_by_the_timeout(name, begun, what, tmp_path):
@@ -117,9 +131,16 @@ STUCK = "Look above for a worker's error. `--workers 0` shows where it is stuck.
     ("name", "what", "line", "told", "says"),
     [
         ("11", "cannot send", MUTE, (), r"RuntimeError: DataLoader timed out after 6 seconds$"),
-        ("13", "hangs", ASLEEP, (), r"^RuntimeError: DataLoader timed out after 6 seconds$"),
         ("13", "hangs; Ctrl-C twice", ASLEEP, ("INT", "INT"), None),
-        ("13", "hangs; TERM twice", ASLEEP, ("TERM", "TERM"), None),
+        pytest.param("13", "hangs; TERM twice", ASLEEP, ("TERM", "TERM"), None, marks=FULL),
+        pytest.param(
+            "13",
+            "hangs",
+            ASLEEP,
+            (),
+            r"^RuntimeError: DataLoader timed out after 6 seconds$",
+            marks=FULL,
+        ),
         ("13", "dies", DEAD, (), r"exited unexpectedly|^a data worker has died: "),
     ],
 )
@@ -138,7 +159,7 @@ def test_no_rank_waits_for_a_data_worker_for_ever(name, what, line, told, says, 
     job.check(f"a data worker of lesson {name} {what} (`DIST_TIMEOUT=6`)", says, STUCK)
 
 
-@pytest.mark.full
+@FULL
 def test_a_rank_runs_out_of_memory(tmp_path):
     job = local("2", "9", "--rounds", 500, cwd=tmp_path)  # so that the small ones take a while
     job.until("rank 1 of 2")
@@ -153,7 +174,7 @@ def test_a_rank_runs_out_of_memory(tmp_path):
     assert "can't allocate memory: you tried to allocate 64000000 bytes" in output
 
 
-@pytest.mark.full
+@FULL
 @pytest.mark.parametrize("how", ["scancel", "Ctrl-C"])
 def test_a_job_of_slurm_is_stopped(how, slurm, tmp_path):
     command = ("salloc", "--nodes", 2, "-J", how, LAUNCHER, "10", *LONG)
@@ -167,7 +188,7 @@ def test_a_job_of_slurm_is_stopped(how, slurm, tmp_path):
     job.check(f"{how}, Slurm", says, "All ranks on all nodes end with it.")
 
 
-@pytest.mark.full
+@FULL
 def test_a_whole_node_is_lost(disposable_cluster, tmp_path):
     job = on_slurm(disposable_cluster, "salloc", "--nodes", 2, LAUNCHER, "9", cwd=tmp_path)
     job.until("1 MB:")
