@@ -51,6 +51,7 @@ def test_a_job_that_failed_ends_where_it_would_have_ended(ranks, crash, goes_on,
     assert left_in(tmp_path) == {"model.pt"}
 
 
+@FULL
 def test_torchrun_starts_the_ranks_again_when_one_is_killed(tmp_path):
     """kill -9 at any step: the job goes on from its last snapshot."""
     choose = seeded_rng()

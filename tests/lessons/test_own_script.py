@@ -228,6 +228,7 @@ def test_tied_parameters_that_came_apart_stop_it(patched_script, tmp_path):
 # How it is started
 
 
+@full
 def test_plain_python_is_one_rank(patched_script, tmp_path):
     file = patched_script(*before("testing"))
     output = output_of(run([sys.executable, file, *options(epochs=1)], 100, tmp_path, None))

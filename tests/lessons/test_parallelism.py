@@ -1,4 +1,4 @@
-"""Lessons 15, 16, 20: what a library does is what is done by hand, or by DDP."""
+"""Lessons 16 and 20: what a library does is what is done by hand, or by DDP."""
 
 import re
 import sys
@@ -6,9 +6,7 @@ import sys
 import pytest
 import torch
 from support.forked_ranks import run_ranks, skip_what_cannot_run
-from support.run import LESSONS, ROOT, launch, output_of, proves, run
-
-LESSON_15 = ROOT / LESSONS["15"]["file"]
+from support.run import LESSONS, ROOT, output_of, proves, run
 
 
 @pytest.mark.full
@@ -18,37 +16,6 @@ def test_accelerate_launch_starts_lesson_20_too(tmp_path):
     output = output_of(run(launch, 200, tmp_path, None))
     assert "ranks: 1, device: cpu" in output
     assert proves(output), output
-
-
-# Lesson 15: FSDP2
-
-
-P = 220_544 * 4 / 1e6  # MB of Net's parameters; 0.2163 are a layer and positions
-RUNS = ["by hand", "fully_shard", "one process"]
-
-
-@pytest.mark.parametrize(
-    "nodes", ["1x1", "1x2", "2x1", pytest.param("2x2", marks=pytest.mark.full)]
-)
-def test_what_a_rank_holds_and_sends_is_what_the_formulas_say(nodes, tmp_path):
-    how = ("--local", nodes, LESSON_15, "--max-steps", 12)
-    status, output = launch(*how, cwd=tmp_path)
-    skip_what_cannot_run(status, output)
-    assert status == 0, output
-    assert proves(output), output
-    rows = re.findall(r"^(.*), MB a rank: (.*)$", output, re.M)
-    assert [name for name, _ in rows] == RUNS
-    nodes, ranks_of_each = map(int, nodes.split("x"))
-    n = nodes * ranks_of_each
-    for name, numbers in rows:
-        found = [float(x) for x in re.findall(r"\d+\.\d+", numbers)]
-        part, most, sent = P / n, P / n + 0.21632, 3 * (n - 1) * P / n
-        if name == "one process":
-            part, most, sent = P, P, 0
-        assert found == pytest.approx([part, part, 2 * part, most, sent], abs=6e-4)
-    losses = re.findall(r"^.*: loss ([\d.]+) after 12 steps", output, re.M)
-    assert losses[0] == losses[1] == losses[2]
-    assert float(losses[0]) < 1.4  # 2.35 if one knows only how frequent each character is
 
 
 # Lesson 16: tensor parallel
@@ -130,8 +97,8 @@ def test_the_box_of_lesson_16_has_the_losses_of_one_process(tmp_path):
     ],
 )
 def test_messages_are_counted_on_ranks_that_do_not_exist(arguments, says, tmp_path):
-    command = [sys.executable, ROOT / "scripts" / "count_messages.py", *arguments.split()]
-    status, output = run(command, 100, tmp_path, None)
+    file = ROOT / "scripts" / "count_messages.py"
+    status, output = run_ranks(1, file, *arguments.split(), cwd=tmp_path)
     skip_what_cannot_run(status, output)
     assert says in output
     assert status == (2 if "error" in says else 0)

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.forked_ranks import run_ranks
-from support.output_checks import check_bandwidth, check_saved_model, check_shares
+from support.output_checks import (
+    check_bandwidth,
+    check_memory_and_messages,
+    check_saved_model,
+    check_shares,
+    check_what_is_sent,
+)
 from support.run import LESSONS, ROOT, cached_across_workers, output_of, proves
 
 
@@ -255,7 +261,7 @@ CASES = {
         ),
     ),
     "13": Case(  # {folder} is where it has run on one rank
-        "2 1 --max-steps 6 --global-batch-size 50 --log-every 2 --workers 1 --clip 0.3",
+        "1 1 --max-steps 12 --global-batch-size 50 --log-every 2 --workers 1 --clip 0.3",
         reads="13",
         mutants=(
             Mutant(
@@ -282,6 +288,7 @@ CASES = {
     ),
     "14": Case(
         "--max-steps 20 --batch-size 16",
+        check=check_what_is_sent,
         mutants=(
             # Less is sent, but it learns worse.
             Mutant(
@@ -293,7 +300,8 @@ CASES = {
     ),
     "15": Case(
         "--max-steps 12",
-        others=(1,),  # it refuses 3: their parts would not be equal
+        others=(1, 4),  # it refuses 3: their parts would not be equal
+        check=check_memory_and_messages,
         mutants=(
             # Nothing is freed after the forward pass.
             Mutant("reshard_after_forward=True", "reshard_after_forward=False", AT_MOST_ALL),

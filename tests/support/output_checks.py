@@ -47,10 +47,51 @@ def check_saved_model(output, ranks, folder):
     load_lesson("6").Net().load_state_dict(torch.load(folder / saved))
 
 
-NUMBERS = {
-    "1": check_bandwidth,
-    "5": check_shares,
-    "6": check_saved_model,
-    "test-profile": check_shares,
-    "10": check_saved_model,
-}
+# Lesson 14: how often each way sends all parameters in 20 steps, after its period and at the end.
+MEANS = {"local SGD 8": 3, "local SGD 32": 1, "DiLoCo 32": 1}
+WAYS = ["plain DDP", "accumulation", "bf16", "PowerSGD", *MEANS]
+COLUMNS = ["given", "sent", "ms", "speed", "loss", "accuracy"]
+MB_OF_GRADIENTS = 3.266
+
+
+def table_of_ways(output):
+    """Return the rows of lesson 14's table, {way: {column: number}}."""
+    rows = {}
+    for way, numbers in re.findall(r"^(\S+(?: \S+){0,2}) {2,}(\d[\d., ]+)%$", output, re.M):
+        rows[way] = dict(zip(COLUMNS, map(number, numbers.split()), strict=True))
+    assert list(rows) == WAYS, output
+    return rows
+
+
+def check_what_is_sent(output, ranks, folder):
+    """What is given to all_reduce doesn't depend on the ranks. A ring sends 2 (n - 1) / n of it."""
+    rows = table_of_ways(output)
+    given = {way: row["given"] / MB_OF_GRADIENTS for way, row in rows.items()}
+    assert given["plain DDP"] == pytest.approx(1, abs=0.01)
+    assert given["accumulation"] == pytest.approx(1 / 4, abs=0.01)
+    assert given["bf16"] == pytest.approx(1 / 2, abs=0.01)
+    assert 2 / 20 < given["PowerSGD"] < 2 / 20 + 0.08  # two whole steps, then little
+    for way, means in MEANS.items():
+        assert given[way] == pytest.approx(means / 20, abs=0.005)
+    for way in ("bf16", "PowerSGD"):
+        assert rows[way]["loss"] == pytest.approx(rows["plain DDP"]["loss"], rel=0.02)
+    for row in rows.values():  # others use lo too: no less, perhaps more
+        assert row["sent"] >= 2 * (ranks - 1) / ranks * row["given"] - 0.01
+
+
+def check_memory_and_messages(output, ranks, folder):
+    """What a rank of lesson 15 holds and sends is what the formulas say."""
+    whole = 220_544 * 4 / 1e6  # MB of Net's parameters; 0.2163 are a layer and positions
+    rows = re.findall(r"^(.*), MB a rank: (.*)$", output, re.M)
+    assert [name for name, _ in rows] == ["by hand", "fully_shard", "one process"]
+    for name, numbers in rows:
+        found = [float(x) for x in re.findall(r"\d+\.\d+", numbers)]
+        part = whole / ranks
+        most = part + 0.21632
+        sent = 3 * (ranks - 1) * part
+        if name == "one process":
+            part, most, sent = whole, whole, 0
+        assert found == pytest.approx([part, part, 2 * part, most, sent], abs=6e-4)
+    losses = re.findall(r"^.*: loss ([\d.]+) after 12 steps", output, re.M)
+    assert losses[0] == losses[1] == losses[2]
+    assert float(losses[0]) < 1.4  # 2.35 if one knows only how frequent each character is
