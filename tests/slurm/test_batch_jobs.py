@@ -85,14 +85,24 @@ def test_the_doctor_looks_at_the_nodes_of_a_job_first(slurm, tmp_path):
 
 @pytest.mark.full
 def test_as_shipped_it_trains_the_file_that_people_take_home(slurm, tmp_path):
-    """And srun alone does the same: its ranks find out from Slurm who they are."""
     job = BatchJob(slurm, "--ntasks-per-node", 1, SCRIPT, cwd=tmp_path)
+    job.wait_for("^ranks: 2, device: cpu, backend: gloo$")
+    job.run("scancel", job.number)
+    assert " start: multinode_setup_and_run.sh --monitor 13\n" in job.log()
+    assert job.wait() == "CANCELLED"
+
+
+@pytest.mark.full
+def test_srun_alone_trains_as_the_batch_job_does(slurm, tmp_path):
+    """Its ranks find out from Slurm who they are."""
+    few = ("--max-steps", 5, "--data", "random", "--workers", 0)
+    batch_job = ("--ntasks-per-node", 1, SCRIPT, "13", *few, "--checkpoint-dir", "batch")
+    job = BatchJob(slurm, *batch_job, cwd=tmp_path)
     assert job.wait() == "COMPLETED", job.log()
-    assert "ranks: 2, device: cpu, backend: gloo\n" in job.log()
-    assert proof_of(job.log()).startswith("=> 10,000 of 10,000 tested, ")
-    asked = ["srun", "--nodes", 2, "--ntasks-per-node", 2, "env", "OMP_NUM_THREADS=1"]
-    lesson = [sys.executable, ROOT / "day2" / "13_train.py", "--checkpoint-dir", "runs/srun"]
-    done = job.run(*map(str, [*asked, *lesson, "--compare", "runs/13_train"]))
+    assert proof_of(job.log()).startswith("=> 500 of 500 tested, ")
+    srun = ["srun", "--nodes", 2, "--ntasks-per-node", 2, "env", "OMP_NUM_THREADS=1"]
+    lesson = [sys.executable, ROOT / "day2" / "13_train.py", *few, "--checkpoint-dir", "srun"]
+    done = job.run(*map(str, [*srun, *lesson, "--compare", "batch"]))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "ranks: 4, device: cpu, backend: gloo\n" in done.stdout
     assert proof_of(done.stdout).startswith("=> losses of 10 steps within ")

@@ -28,7 +28,7 @@ def places(output):
 
 
 def test_the_salloc_line_and_lesson_9(slurm, tmp_path):
-    done = slurm.run(*SALLOC, "sh", "-c", 'srun hostname; "$0" 9', LAUNCHER, cwd=tmp_path)
+    done = slurm.run(*SALLOC, "sh", "-c", 'srun hostname; "$0" 9 --rounds 1', LAUNCHER, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert sorted(lines[:8]) == ["node1"] * 4 + ["node2"] * 4
@@ -101,7 +101,7 @@ def test_torchrun_on_unequal_nodes_and_a_slow_link(slurm, tmp_path):
     allocation = ("salloc", "-N", 2, "-n", 3, "--exclusive")
     assert slurm.call("link", "800mbit").returncode == 0
     try:
-        done = slurm.run(*allocation, LAUNCHER, "--torchrun", "9", cwd=tmp_path)
+        done = slurm.run(*allocation, LAUNCHER, "--torchrun", "9", "--rounds", 1, cwd=tmp_path)
     finally:
         assert slurm.call("link", "off").returncode == 0
     assert done.returncode == 0, done.stderr
