@@ -91,17 +91,6 @@ def test_ranks_with_the_same_numbers_are_kept_apart(viewer, tmp_path):
     assert len(set(starts)) == 2
 
 
-def test_the_newest_job_is_shown(viewer, tmp_path):
-    # The times differ in length, so that their order is not that of the alphabet.
-    for time, world_size in ((99, 3), (100, 2)):
-        for rank in range(world_size):
-            write_trace(tmp_path, rank, time, [event(f"at {time}", 1, 1, 0)], 0, world_size)
-    assert [(e["pid"], e["name"]) for e in merged(viewer, tmp_path)] == [
-        (0, "at 100"),
-        (1, "at 100"),
-    ]
-
-
 @pytest.mark.parametrize(
     ("content", "folder", "message"),
     [

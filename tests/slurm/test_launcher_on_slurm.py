@@ -28,7 +28,8 @@ def places(output):
 
 
 def test_the_salloc_line_and_lesson_9(slurm, tmp_path):
-    done = slurm.run(*SALLOC, "sh", "-c", 'srun hostname; "$0" 9 --rounds 1', LAUNCHER, cwd=tmp_path)
+    typed = 'srun hostname; "$0" 9 --rounds 1'
+    done = slurm.run(*SALLOC, "sh", "-c", typed, LAUNCHER, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert sorted(lines[:8]) == ["node1"] * 4 + ["node2"] * 4

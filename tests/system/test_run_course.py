@@ -4,7 +4,6 @@ import functools
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 
@@ -239,14 +238,3 @@ def test_the_page_needs_no_network(page):
     assert re.findall(r"url\((?!#)|@import|<script|<link", page) == []
     ids = re.findall(r"<[^>]* id=\"([^\"]*)\"", page)
     assert len(ids) == len(set(ids))
-
-
-@pytest.mark.full
-def test_read_speed_makes_the_table_of_its_page(tmp_path):
-    command = [sys.executable, ROOT / "scripts" / "read_speed.py"]
-    job = processes.run(command, 280, cwd=tmp_path, stderr=subprocess.PIPE)
-    assert job.trouble == "", job.errors
-    rows = [line.strip("| ").split(" | ") for line in job.output.splitlines() if line[:2] == "| "]
-    page = (ROOT / "day2" / "LAYOUT.md").read_text()
-    on_page = re.findall(r"^\| ((?:HDF5,|memmap).*? \| .*? \| [\d.]+) \| ", page, re.M)
-    assert [" | ".join(row[:3]) for row in rows[1:]] == on_page
