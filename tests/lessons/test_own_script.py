@@ -17,7 +17,6 @@ from support.run import (
     LAUNCHER,
     LESSONS,
     ROOT,
-    launch,
     output_of,
     rank_of,
     run,
@@ -233,19 +232,6 @@ def test_plain_python_is_one_rank(patched_script, tmp_path):
     file = patched_script(*before("testing"))
     output = output_of(run([sys.executable, file, *options(epochs=1)], 100, tmp_path, None))
     assert output.startswith("1 ranks, device cpu\nepoch 0: ")
-
-
-@pytest.mark.parametrize("start", ["1", "2", "4", "launcher"], ids=lambda x: f"start-{x}")
-@full
-def test_torchrun_and_the_launcher_start_it(start, patched_script, stream, tmp_path):
-    file, how = patched_script(*ORDER), options(*stream, workers=1)
-    if start == "launcher":
-        status, output = launch("--local", "2x2", file, *how, cwd=tmp_path)
-    else:
-        status, output = run([*TORCHRUN, start, file, *how], 200, tmp_path, None)
-    assert status == 0, output
-    assert f"{4 if start == 'launcher' else start} ranks, device cpu\n" in output
-    assert results(output)[-1][3] > 80
 
 
 # What a process sees of four GPUs, and the GPUs that four ranks then take.
