@@ -4,7 +4,7 @@ A lesson is run short: its proof line must still say ok. Without its key line (a
 say WRONG. More about a lesson may be tested in a file of tests/lessons.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,12 +54,12 @@ class Case:
 
     short: str = ""
     ranks: int = 2
-    others: tuple[int, ...] = (1, 3)
+    others: Sequence[int] = (1, 3)
     cold: bool = False
     reads: str = ""
     chain: int = 0
     check: Callable | None = None
-    mutants: tuple[Mutant, ...] = ()
+    mutants: Sequence[Mutant] = ()
 
 
 def arguments_of(lesson_id, tmp_path_factory, more="", ranks=2, folder=None):
@@ -108,134 +108,108 @@ OFF = "^=> losses of "
 COMPARED = "--compare {folder}/runs/13_train"
 
 CASES = {
-    "0": Case(
-        cold=True,
-        mutants=(NO_SUM,),
-    ),
-    "1": Case(check=check_bandwidth, mutants=(NO_SUM,)),
+    "0": Case(cold=True, mutants=[NO_SUM]),
+    "1": Case(check=check_bandwidth, mutants=[NO_SUM]),
     "2": Case(  # its defaults: the page promises 98%
         ranks=1,
         others=(),
-        mutants=(
-            Mutant(
-                "        optimizer.step()\n", "", r"=> 1?\d\.\d\d% of .* \(limit \d\d%\), .*: W"
-            ),
-        ),
+        mutants=[
+            Mutant("        optimizer.step()\n", "", r"=> 1?\d\.\d\d% of .* \(limit \d\d%\), .*: W")
+        ],
     ),
     "3": Case(
         f"{EPOCHS} --batch-size 84",
         chain=20,
-        mutants=(
+        mutants=[
             Mutant(
                 "torch.manual_seed(args.seed)",
                 "torch.manual_seed(args.seed + dist.get_rank())",
                 r"=> 2 ranks, 3,360 images, 2 different models \(limit 1\): WRONG",
-            ),
-        ),
+            )
+        ],
     ),
     "4": Case(
         SHARED,
         others=(1, 3, 7),
         cold=True,
         chain=20,
-        mutants=(
+        mutants=[
             Mutant(
-                "    flat /= dist.get_world_size()",
-                "    pass",
-                f"identical .*, {FROM_ONE}",
-                quick=True,
+                "flat /= dist.get_world_size()", "pass", f"identical .*, {FROM_ONE}", quick=True
             ),
             Mutant(FLAT, "", "parameters DIFFERENT on all ranks"),
-        ),
+        ],
     ),
     "5": Case(
         "--max-steps 5 --batch-size {share}",
         chain=10,  # with 5 steps to warm up
         check=check_shares,
-        mutants=(Mutant(FLAT, "", r"hidden by computing: nan% \(limit 5%\): WRONG"),),
+        mutants=[Mutant(FLAT, "", r"hidden by computing: nan% \(limit 5%\): WRONG")],
     ),
     "6": Case(
         SHARED,
         chain=20,
         check=check_saved_model,
-        mutants=(Mutant(WRAP, "ddp_model = model", FROM_ONE),),
+        mutants=[Mutant(WRAP, "ddp_model = model", FROM_ONE)],
     ),
     "test-profile": Case(
         check=check_shares,
-        mutants=(
-            Mutant(
-                "DistributedDataParallel(model, bucket_cap_mb=args.bucket_mb)",
-                "model",
-                "by computing: nan%",
-            ),
-        ),
+        mutants=[
+            Mutant("DistributedDataParallel(model, bucket_cap_mb=args.bucket_mb)", "model", "nan%")
+        ],
     ),
     "7": Case(
         f"{EPOCHS} --rounds 1 --batch-size 84",
         chain=20,
-        mutants=(Mutant("world_size, dist.get_rank(), seed=", "1, 0, seed=", FROM_ONE),),
+        mutants=[Mutant("world_size, dist.get_rank(), seed=", "1, 0, seed=", FROM_ONE)],
     ),
     "8": Case(
         "--images 3200",
-        mutants=(
-            Mutant(
-                "(world_size, args.lr * factor)",
-                "(world_size, args.lr)",
-                r"linear \(limit \d+%\): WRONG",
-            ),
-        ),
+        mutants=[
+            Mutant("(world_size, args.lr * factor)", "(world_size, args.lr)", "linear .*: WRONG")
+        ],
     ),
-    "9": Case(ranks=4, cold=True, mutants=(NO_SUM,)),
+    "9": Case(ranks=4, cold=True, mutants=[NO_SUM]),
     "10": Case(
         SHARED,
         ranks=4,
         chain=20,
         check=check_saved_model,
-        mutants=(Mutant(WRAP, "ddp_model = model", FROM_ONE),),
+        mutants=[Mutant(WRAP, "ddp_model = model", FROM_ONE)],
     ),
     "create_mnist_h5": Case(
         "--force --file {folder}/mnist.h5",
         ranks=1,
         others=(),
-        mutants=(
-            Mutant('file["images"][begin:end] = images  # goes', "# goes", "NOT as written: WRONG"),
-        ),
+        mutants=[
+            Mutant('file["images"][begin:end] = images  # goes', "# goes", "NOT as written: WRONG")
+        ],
     ),
     "11": Case(
         "--file {folder}/mnist.h5 --epochs 1 --max-steps 5",
         reads="create_mnist_h5",
-        mutants=(
-            Mutant(
-                "        self.rank = rank\n",
-                "        self.rank = 0\n",
-                ONCE.format(320),
-                quick=True,
-            ),
+        mutants=[
+            Mutant("self.rank = rank\n", "self.rank = 0\n", ONCE.format(320), quick=True),
             Mutant(
                 "(self.rank * workers + worker)", "self.rank", ONCE.format(r"3\d\d"), "--workers 2"
             ),
             Mutant(
                 "torch.randperm(len(labels), generator=generator)",
                 "torch.arange(len(labels))",
-                r", 1% as mixed as by a full shuffle \(limit 25%\), .*: WRONG",
+                ", 1% as mixed .*: WRONG",
             ),
-            Mutant(
-                "        stream.set_epoch(epoch)",
-                "        stream.set_epoch(0)",
-                r", 1 orders \(limit 2\), ",
-                "--epochs 2",
-            ),
+            Mutant("stream.set_epoch(epoch)", "stream.set_epoch(0)", ", 1 orders ", "--epochs 2"),
             Mutant(WRAP, "ddp_model = model", FROM_MEMORY),
-        ),
+        ],
     ),
     # torchrun starts a job again that ends with 1. That must not make it right: two more starts.
     "12": Case(
         "--images 1280 --batch-size 32 --save-every 4 --crash-at-step 6",
         cold=True,
-        mutants=(
+        mutants=[
             Mutant(
-                '        self.optimizer.load_state_dict(state["optimizer"])\n',
-                "",
+                'self.optimizer.load_state_dict(state["optimizer"])\n',
+                "\n",
                 FORGOTTEN.format("1,280"),
                 starts=3,
                 quick=True,
@@ -243,18 +217,18 @@ CASES = {
             Mutant(
                 "order[seen + self.rank ::", "order[self.rank ::", FORGOTTEN.format("256"), starts=3
             ),
-        ),
+        ],
     ),
     "13": Case(  # {folder} is where it has run on one rank
         "1 1 --max-steps 12 --global-batch-size 50 --log-every 2 --workers 1 --clip 0.3",
         reads="13",
-        mutants=(
+        mutants=[
             Mutant(
                 "each.sum() * weight", "each.mean()", OFF, f"--batch-size 8 {COMPARED}", ranks=3
             ),
             Mutant(
-                "        nn.utils.clip_grad_norm_(self.model.parameters(), self.args.clip)\n",
-                "",
+                "nn.utils.clip_grad_norm_(self.model.parameters(), self.args.clip)",
+                "pass",
                 OFF,
                 COMPARED,
                 ranks=3,
@@ -269,37 +243,37 @@ CASES = {
             Mutant(
                 "(batch < count)", "(batch < count + 9)", "^=> 10,002 of 10,000 tested, ", ranks=3
             ),
-        ),
+        ],
     ),
     "14": Case(
         "--max-steps 20 --batch-size 16",
         check=check_what_is_sent,
-        mutants=(
+        mutants=[
             # Less is sent, but it learns worse.
             Mutant(
                 'if as_well and 0 < row["given"] < rows[best]["given"]',
                 'if way == "accumulation"',
                 r"^=> accumulation: 0.25 .* loss \+\d+\.\d% \(limit \+2%\): WRONG$",
-            ),
-        ),
+            )
+        ],
     ),
     "15": Case(
         "--max-steps 12",
         others=(1, 4),  # it refuses 3: their parts would not be equal
         check=check_memory_and_messages,
-        mutants=(
+        mutants=[
             # Nothing is freed after the forward pass.
             Mutant("reshard_after_forward=True", "reshard_after_forward=False", AT_MOST_ALL),
             # The sum of the gradients, not the mean.
             Mutant("flatten(gradients) / dist.get_world_size()", "flatten(gradients)", FROM_ONE),
             # The whole model on every rank before it is divided.
             Mutant('torch.device("meta")', "device", AT_MOST_ALL),
-        ),
+        ],
     ),
     "16": Case(
         "--max-steps 4",
         ranks=4,
-        mutants=(
+        mutants=[
             Mutant(
                 "return AddUp.apply(gradient, context.group), None",
                 "return gradient, None",
@@ -320,34 +294,25 @@ CASES = {
             ),
             # Each of three column-wise layers adds up: right, but more messages.
             Mutant(
-                'plan = {"norm1": copy, "norm2": copy}',
-                "plan = {}",
-                r"messages NOT as the formula says: WRONG$",
+                'plan = {"norm1": copy, "norm2": copy}', "plan = {}", r"messages NOT as .*: WRONG$"
             ),
-        ),
+        ],
     ),
     "17": Case(
         "--max-steps 3",
         ranks=4,
-        mutants=(
+        mutants=[
             Mutant(
-                "targets[number].flatten()) / micro_batches",
-                "targets[number].flatten())",
-                FROM_ONE,
+                "targets[number].flatten()) / micro_batches", "targets[number].flatten())", FROM_ONE
             ),
             Mutant("y.backward(gradient)", "(micro_batches * y).backward(gradient)", FROM_ONE),
             # The losses are right. Only the counts tell.
-            Mutant(
-                "min(stages - 1 - stage, micro_batches)",
-                "micro_batches",
-                HELD,
-                quick=True,
-            ),
-        ),
+            Mutant("min(stages - 1 - stage, micro_batches)", "micro_batches", HELD, quick=True),
+        ],
     ),
     "18": Case(
         ranks=4,
-        mutants=(
+        mutants=[
             Mutant(
                 "return debugging_hooks.noop_hook(state, bucket)",
                 "return dist.all_reduce(bucket.buffer(), group=group, async_op=True).get_future()"
@@ -359,41 +324,41 @@ CASES = {
             Mutant(
                 "max(sent, moment) + all_reduce_ms(",
                 "max(sent, moment) + 80 * all_reduce_ms(",
-                r"\d{3,}% apart \(limit 100%\); worth",
+                r"\d{3,}% apart .*: WRONG",
                 "--batch-size 4",
             ),
-        ),
+        ],
     ),
     "create_ratings": Case(
         "--force --folder {folder}/ratings --copies 3 --files 12",
         ranks=1,
         others=(),
-        mutants=(
+        mutants=[
             Mutant(
                 "order[number :: args.files]]",
                 "order[number + 1 :: args.files]]",
                 "NOT as written: W",
-            ),
-        ),
+            )
+        ],
     ),
     "19": Case(
         "--folder {folder}/ratings --epochs 1 --batch-size 504 --lr 0.03",
         reads="create_ratings",
-        mutants=(
+        mutants=[
             Mutant("set_result(average)", "set_result(gradient)", ", tables DIFFERENT: WRONG$"),
             Mutant(
                 "        optimizer.step()\n", "", r"^=> RMSE .*, -?0\.0% below movie means .* id"
             ),
-        ),
+        ],
     ),
     "20": Case(
-        mutants=(
+        mutants=[
             Mutant(
                 "accelerator.prepare(model, optimizer, loader)",
                 "model, optimizer, loader",
                 r"losses within \de(-0[1-3]|\+\d\d) of those without Accelerate",
                 "--epochs 5",
-            ),
-        ),
+            )
+        ]
     ),
 }
