@@ -215,7 +215,7 @@ CASES = {
                 quick=True,
             ),
             Mutant(
-                "order[seen + self.rank ::", "order[self.rank ::", FORGOTTEN.format("256"), starts=3
+                "order[seen + self.rank ::", "order[self.rank ::", FORGOTTEN.format("768"), starts=3
             ),
         ],
     ),
