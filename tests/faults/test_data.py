@@ -14,7 +14,7 @@ from faults import Job, lesson, nine_images, refused, saw
 from PIL import Image
 from support.cases import written_by
 from support.forked_ranks import run_ranks
-from support.run import ALONE, LESSONS, ROOT, copy_tree, skip_or_fail_in_ci, wait_for, works
+from support.run import ALONE, LESSONS, ROOT, copy_tree, full, skip_or_fail_in_ci, wait_for, works
 
 RESTORE = "In the folder of the repository: `git checkout data/MNIST`."
 FILE = "As it says. The lesson's own file is made by `python day2/create_mnist_h5.py`."
@@ -34,10 +34,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
     ("damage", "says"),
     [
         ("missing", "^RuntimeError: Dataset not found\\..*"),
-        pytest.param(
-            "truncated",
-            r"^RuntimeError: shape '\[60000, 28, 28\]' is invalid for input of size .*",
-            marks=pytest.mark.full,
+        full(
+            "truncated", r"^RuntimeError: shape '\[60000, 28, 28\]' is invalid for input of size .*"
         ),
     ],
 )
@@ -188,13 +186,12 @@ def test_writing_that_is_stopped_leaves_the_old_file(how, tmp_path):
             r"^\S+ could not be written\. Is the disk full\?$",
             FULL + " Then the same command: it goes on from the snapshot before.",
         ),
-        pytest.param(
+        full(
             "the folder where you stand is read-only",
             "ro",
             ("12", *TINY),
             r"OSError: \[Errno 30\] Read-only file system: 'runs'$",
             "Start the lesson in a folder of your own.",
-            marks=pytest.mark.full,
         ),
     ],
 )

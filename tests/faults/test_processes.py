@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from faults import IMPATIENT, lesson, local, nine_images, on_slurm
 from support.mutants import write_mutant
-from support.run import LAUNCHER
+from support.run import LAUNCHER, full
 
 FULL = pytest.mark.full
 MEMORY = (
@@ -25,32 +25,22 @@ KILLED = r"^The first to fail: rank {} on .* ended with signal KILL\.$"
     [
         ("rank 1, Day 1", "", "1 2", "1 MB:", 1, r"process 1 terminated with signal SIGKILL$"),
         ("rank 0, `--local`", "2", "9", "1 MB:", 0, KILLED.format(0)),
-        pytest.param(
-            "a stage of lesson 17, `--local`",
-            "2",
-            "17",
-            "GPipe, ",
-            1,
-            KILLED.format(1),
-            marks=FULL,
-        ),
-        pytest.param(
+        full("a stage of lesson 17, `--local`", "2", "17", "GPipe, ", 1, KILLED.format(1)),
+        full(
             "a rank that shares layers, lesson 16",
             "2x2",
             "16 --batch-size 4 --max-steps 300",
             "ranks: 4",
             3,
             KILLED.format(3),
-            marks=FULL,
         ),
-        pytest.param(
+        full(
             "rank 1, torchrun",
             "1x2",
             "--torchrun 9",
             "1 MB:",
             1,
             r"rank      : 1 \(local_rank: 1\)(?s:.*)Signal 9 \(SIGKILL\) received",
-            marks=FULL,
         ),
     ],
 )
@@ -95,13 +85,8 @@ def test_a_lesson_of_day_1_is_stopped(how, tmp_path):
     ("name", "begun", "what"),
     [
         ("9", "1 MB:", "a rank"),
-        pytest.param(
-            "16 --max-steps 300",
-            "by hand: loss",
-            "a rank of lesson 16, in a group of a mesh,",
-            marks=FULL,
-        ),
-        pytest.param("17", "GPipe, ", "a stage of lesson 17", marks=FULL),
+        full("16 --max-steps 300", "by hand: loss", "a rank of lesson 16, in a group of a mesh,"),
+        full("17", "GPipe, ", "a stage of lesson 17"),
     ],
 )
 def test_a_stopped_rank_is_seen_by_the_timeout(name, begun, what, tmp_path):
@@ -132,15 +117,8 @@ STUCK = "Look above for a worker's error. `--workers 0` shows where it is stuck.
     [
         ("11", "cannot send", MUTE, (), r"RuntimeError: DataLoader timed out after 6 seconds$"),
         ("13", "hangs; Ctrl-C twice", ASLEEP, ("INT", "INT"), None),
-        pytest.param("13", "hangs; TERM twice", ASLEEP, ("TERM", "TERM"), None, marks=FULL),
-        pytest.param(
-            "13",
-            "hangs",
-            ASLEEP,
-            (),
-            r"^RuntimeError: DataLoader timed out after 6 seconds$",
-            marks=FULL,
-        ),
+        full("13", "hangs; TERM twice", ASLEEP, ("TERM", "TERM"), None),
+        full("13", "hangs", ASLEEP, (), r"^RuntimeError: DataLoader timed out after 6 seconds$"),
         ("13", "dies", DEAD, (), r"exited unexpectedly|^a data worker has died: "),
     ],
 )

@@ -6,7 +6,7 @@ import re
 import pytest
 from silent import FAULTS
 from support.forked_ranks import run_ranks
-from support.run import ROOT, output_of
+from support.run import ROOT, full, output_of
 
 PROGRAM = ROOT / "tests" / "faults" / "silent.py"
 FILE = ROOT / "day2" / "SILENT.md"
@@ -42,7 +42,7 @@ def finder(seen, alone, comparable):
     return "one process" if comparable and gap(seen, alone) > OFF else "reading"
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.full), 3])
+@pytest.mark.parametrize("ranks", [full(2), 3])
 def test_each_silent_fault_is_found_as_the_page_says(ranks, tmp_path):
     found = []
     for count in (ranks, 1):

@@ -9,7 +9,7 @@ from pathlib import Path
 import processes
 import pytest
 from support.forked_ranks import run_ranks
-from support.run import LAUNCHER, LESSONS, ROOT, output_of, proof_of, rank_of, seeded_rng
+from support.run import LAUNCHER, LESSONS, ROOT, full, output_of, proof_of, rank_of, seeded_rng
 
 FULL = pytest.mark.full
 LESSON = ROOT / LESSONS["12"]["file"]
@@ -34,9 +34,9 @@ def left_in(folder):
     ("ranks", "crash", "goes_on"),
     [
         (2, 14, "epoch 0 after 1,280 images"),
-        pytest.param(1, 8, "epoch 0 after 256 images", marks=FULL),
-        pytest.param(3, 11, "epoch 0 after 1,278 images", marks=FULL),
-        pytest.param(3, 14, "epoch 1 after 768 images", marks=FULL),
+        full(1, 8, "epoch 0 after 256 images"),
+        full(3, 11, "epoch 0 after 1,278 images"),
+        full(3, 14, "epoch 1 after 768 images"),
     ],
 )
 def test_a_job_that_failed_ends_where_it_would_have_ended(ranks, crash, goes_on, tmp_path):

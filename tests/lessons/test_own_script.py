@@ -17,6 +17,7 @@ from support.run import (
     LAUNCHER,
     LESSONS,
     ROOT,
+    full,
     output_of,
     rank_of,
     run,
@@ -33,7 +34,7 @@ PLACES |= {
 # Without all that keeps N ranks from having the losses of one process.
 REPEATABLE = ("--norm", "group", "--dropout", 0, "--no-augment")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-full = pytest.mark.full
+FULL = pytest.mark.full
 
 
 def changed(script, box):
@@ -109,7 +110,7 @@ def before(box, without=()):
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(names, id=names[-1], marks=() if names[-1] == "15" else full)
+        pytest.param(names, id=names[-1], marks=() if names[-1] == "15" else FULL)
         for names in [*(before(box) for box in ORDER), [*before("13"), "14"]]
     ],
 )
@@ -128,7 +129,7 @@ def test_after_each_box_two_ranks_train_one_model(names, patched_script, stream,
 
 @pytest.mark.parametrize(
     ("last", "ranks"),
-    [("15", 3), *(pytest.param(x, n, marks=full) for x in ("8", "13", "15") for n in (2, 4))],
+    [("15", 3), *(full(x, n) for x in ("8", "13", "15") for n in (2, 4))],
 )
 def test_the_losses_are_those_of_one_process(last, ranks, patched_script, tmp_path):
     """Of one without accumulation. Without lesson 11's stream: there each rank has its chunks."""
@@ -198,7 +199,7 @@ def train_gpt(file, ranks, *more, folder, frozen=0, tie="model.wte.weight = mode
     return run_ranks(ranks, file, *how, cwd=folder)
 
 
-@full
+@FULL
 @pytest.mark.parametrize("frozen", [0, 1])
 @pytest.mark.parametrize(
     ("last", "ranks"), [("6", 2), *((x, n) for x in ("12", "13", "15") for n in (1, 2))]
@@ -227,7 +228,7 @@ def test_tied_parameters_that_came_apart_stop_it(patched_script, tmp_path):
 # How it is started
 
 
-@full
+@FULL
 def test_plain_python_is_one_rank(patched_script, tmp_path):
     file = patched_script(*before("testing"))
     output = output_of(run([sys.executable, file, *options(epochs=1)], 100, tmp_path, None))
@@ -267,8 +268,8 @@ def test_each_rank_takes_its_gpu(patched_script):
 # Killed, and started again
 
 
-@pytest.mark.parametrize("last", ["12", pytest.param("15", marks=full)])
-@pytest.mark.parametrize("how", ["torchrun", pytest.param("launcher", marks=full)])
+@pytest.mark.parametrize("last", ["12", full("15")])
+@pytest.mark.parametrize("how", ["torchrun", full("launcher")])
 def test_killed_it_resumes_as_if_nothing_had_been(last, how, patched_script, stream, tmp_path):
     file, one, other = patched_script(*before(last)), tmp_path / "one", tmp_path / "other"
     one.mkdir()
@@ -293,7 +294,7 @@ def test_killed_it_resumes_as_if_nothing_had_been(last, how, patched_script, str
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize(("last", "not_with"), [("13", "15"), pytest.param("15", "13", marks=full)])
+@pytest.mark.parametrize(("last", "not_with"), [("13", "15"), full("15", "13")])
 def test_only_the_same_training_is_continued(last, not_with, patched_script, tmp_path):
     def train(last, *more):
         file = patched_script(*before(last, without=["11"]))

@@ -12,6 +12,7 @@ from support.run import (
     LESSONS,
     ROOT,
     cached_across_workers,
+    full,
     load_lesson,
     losses,
     output_of,
@@ -22,7 +23,6 @@ from support.run import (
 )
 from torch.utils.data import DataLoader
 
-FULL = pytest.mark.full
 LESSON = ROOT / LESSONS["19"]["file"]
 BATCH = 2016  # 168 ratings of each of 12 files in a step, on 1, 2, 3 or 4 ranks
 
@@ -117,7 +117,7 @@ def alone(ratings, tmp_path_factory):
     return cached_across_workers(tmp_path_factory, "lesson_19_alone", run)
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(2, marks=FULL), 3, pytest.param(4, marks=FULL)])
+@pytest.mark.parametrize("ranks", [full(2), 3, full(4)])
 def test_any_number_of_ranks_gives_the_same_model(ranks, ratings, alone, tmp_path):
     few = options(ratings, ranks)
     output = output_of(run_ranks(ranks, LESSON, *few, cwd=tmp_path))

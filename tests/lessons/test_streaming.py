@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from support.cases import written_by
 from support.forked_ranks import run_ranks
-from support.run import LESSONS, ROOT, output_of, run
+from support.run import LESSONS, ROOT, full, output_of, run
 from torch.utils.data import DataLoader, TensorDataset
 
 FULL = pytest.mark.full
@@ -147,7 +147,7 @@ def flat(batches):
         (3, 2, 110, 7, "fork"),
         (7, 0, 101, 4, None),
         # As Python 3.14 and macOS start workers.
-        pytest.param(2, 2, 250, 16, "forkserver", marks=FULL),
+        full(2, 2, 250, 16, "forkserver"),
     ],
 )
 def test_each_image_at_most_once_and_as_many_batches_on_each_rank(

@@ -18,6 +18,7 @@ from support.run import (
     LESSONS,
     ROOT,
     cached_across_workers,
+    full,
     launch,
     output_of,
     proof_of,
@@ -76,10 +77,10 @@ def uninterrupted_run(tmp_path_factory):
     [
         (3, "--batch-size 8"),  # 50 samples in 3 x 3 batches of 5 and 6
         (2, "--shard"),
-        pytest.param(1, "--batch-size 50 --workers 0", marks=FULL),
-        pytest.param(4, "--batch-size 5", marks=FULL),
-        pytest.param(3, "--shard --batch-size 7", marks=FULL),
-        pytest.param(2, "--compile", marks=FULL),
+        full(1, "--batch-size 50 --workers 0"),
+        full(4, "--batch-size 5"),
+        full(3, "--shard --batch-size 7"),
+        full(2, "--compile"),
     ],
 )
 def test_the_losses_are_the_same_however_the_batch_is_divided(
@@ -108,7 +109,7 @@ def stopped_by(number, whose, folder):
 
 @pytest.mark.parametrize(
     ("name", "whose"),
-    [("TERM", "job"), *(pytest.param(x, "rank", marks=FULL) for x in ("KILL", "USR1"))],
+    [("TERM", "job"), *(full(x, "rank") for x in ("KILL", "USR1"))],
 )
 def test_interrupted_it_ends_with_the_same_bits(name, whose, uninterrupted_run, tmp_path):
     number = getattr(signal, f"SIG{name}")

@@ -213,6 +213,11 @@ def require_browser(*fonts):
     return browser
 
 
+def full(*values):
+    """Return values of a parametrized test that only the full suite runs."""
+    return pytest.param(*values, marks=pytest.mark.full)
+
+
 def seeded_rng():
     """Return a random.Random for the choices of a test. Its seed stands in the test's output.
 
