@@ -127,7 +127,9 @@ def kinds_of_lines(output):
 @pytest.mark.parametrize(
     ("lesson_id", "mutant"),
     [
-        pytest.param(name, mutant, marks=() if mutant.quick else full)
+        pytest.param(
+            name, mutant, marks=() if mutant.quick else full, id=f"{name}-{mutant.line.strip()}"
+        )
         for name, case in CASES.items()
         for mutant in case.mutants
     ],
