@@ -74,6 +74,7 @@ def stop_by(number, ranks, folder):
     assert job.output.count("\nStopped as told. The same command resumes from here.\n") == 1
 
 
+@FULL
 def test_stopped_by_signals_it_goes_on_with_other_numbers_of_ranks(tmp_path):
     for ranks, number in ((2, signal.SIGTERM), (1, signal.SIGUSR1)):
         stop_by(number, ranks, tmp_path)

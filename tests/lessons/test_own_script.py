@@ -268,8 +268,9 @@ def test_each_rank_takes_its_gpu(patched_script):
 # Killed, and started again
 
 
-@pytest.mark.parametrize("last", ["12", full("15")])
-@pytest.mark.parametrize("how", ["torchrun", full("launcher")])
+@FULL
+@pytest.mark.parametrize("last", ["12", "15"])
+@pytest.mark.parametrize("how", ["torchrun", "launcher"])
 def test_killed_it_resumes_as_if_nothing_had_been(last, how, patched_script, stream, tmp_path):
     file, one, other = patched_script(*before(last)), tmp_path / "one", tmp_path / "other"
     one.mkdir()

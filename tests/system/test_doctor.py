@@ -69,6 +69,7 @@ def test_what_is_wrong_is_said_all_at_once(tmp_path):
     assert "\n=> not ready: 2 of " in output
 
 
+@pytest.mark.full
 def test_a_busy_node_is_named(tmp_path):
     env = plant(tmp_path, "os.getloadavg = lambda: (99.0, 0.0, 0.0)")
     output = diagnose("--local", "2", cwd=tmp_path, env=env)[1]
@@ -121,6 +122,7 @@ def test_a_rank_says_what_is_wrong_with_its_machine(tmp_path, monkeypatch):
     assert "MB free. Remove" in probe.check_shm()
 
 
+@pytest.mark.full
 def test_a_tmpdir_that_no_worker_can_send_from_is_found(tmp_path):
     (tmp_path / ("x" * 80)).mkdir()
     env = {"TMPDIR": str(tmp_path / ("x" * 80))}
