@@ -35,16 +35,21 @@ def read_course(file=SCRIPTS / "course.toml"):
 def read_exercises():
     """Return the exercises: a list of the tables in exercises.toml.
 
-    Each also gets id, lesson, file, from the root of the repository, processes, minutes, and kind:
-    fill in, find the fault, or capstone. A learner's file may be missing, so the solution tells.
+    Each also gets id, lesson, file, from the root of the repository, minutes, and hints. A learner's
+    file may be missing, so the solution tells processes, imports (a list of modules), and kind:
+    fill in, find the fault, or capstone.
     """
     exercises = []
     for name, exercise in tomllib.loads((SCRIPTS / "exercises.toml").read_text()).items():
         (solution,) = ROOT.glob(f"day*/exercises/solutions/{name}_*.py")
-        file = solution.relative_to(ROOT).parents[1] / solution.name
-        kind = re.search(r"^Kind: +(.*)$", solution.read_text(), re.M)[1]
-        known = {"id": name, "lesson": name.partition(".")[0], "file": str(file), "kind": kind}
-        exercises.append({"processes": 4, "minutes": 15, **known, **exercise})
+        text = solution.read_text()
+        known = {"id": name, "lesson": name.partition(".")[0], "minutes": 15}
+        known["file"] = str(solution.relative_to(ROOT).parents[1] / solution.name)
+        known["kind"] = re.search(r"^Kind: +(.*)$", text, re.M)[1]
+        known["processes"] = int(re.search(r"--nproc-per-node=(\d+)", text)[1])
+        known["imports"] = re.findall(r"^(?:from|import) ([\w.]+)", text, re.M)
+        known["hints"] = [exercise[key] for key in ("question", "experiment", "answer")]
+        exercises.append({**known, **exercise})
     return exercises
 
 

@@ -29,14 +29,9 @@ RECORD = ROOT / "runs" / "exercises.json"
 
 
 def read_record():
-    """Return the record of the exercises. If it is damaged, put it aside and say so."""
-    try:
+    """Return the record of the exercises. If there is none, or it is damaged, begin a new one."""
+    with contextlib.suppress(OSError, ValueError):
         return json.loads(RECORD.read_bytes())
-    except ValueError:
-        os.replace(RECORD, RECORD.with_suffix(".damaged"))
-        print(f"{RECORD} is damaged. It is now exercises.damaged, and a new list begins.")
-    except OSError:
-        pass  # nothing has been checked yet
     return {}
 
 
@@ -98,14 +93,15 @@ def check(exercise, record, solution=False, show_task=False):
         print_task(file)
     checked = digest(file)
     lines = runner.run(exercise, file)
-    for right, sentence in lines:
-        print(f"  {'ok' if right else 'NO'}  {sentence}")
     passed = all(right for right, _ in lines)
-    if passed:
-        print(f"  ->  What was wrong: {exercise['consequence']}")
-    print("passed" if passed else "not yet", flush=True)
     if passed and not solution:
         remember(record, exercise, passed=checked)
+    for right, sentence in lines:
+        print(f"  {'ok' if right else 'NO'}  {sentence}")
+    if passed:
+        heading = "Why" if exercise["kind"] == "fill in" else "What was wrong"
+        print(f"  ->  {heading}: {exercise['consequence']}")
+    print("passed" if passed else "not yet", flush=True)
     return passed
 
 

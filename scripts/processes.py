@@ -240,9 +240,14 @@ def exit_with(main):
     """Run a command's main and exit with its status, 130 after Ctrl-C. Its groups end, too."""
     end_on_signals()
     try:
-        sys.exit(main())
+        status = main()
+        sys.stdout.flush()
+        sys.exit(status)
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:  # as in: command | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
 
 
 @atexit.register

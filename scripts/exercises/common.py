@@ -5,6 +5,7 @@ check.py itself needs no PyTorch, which takes seconds to import, so the function
 
 import math
 import re
+import sys
 import tempfile
 import time
 import traceback
@@ -12,7 +13,7 @@ from pathlib import Path
 
 
 class Report:
-    """The lines of a check: a list of (right, sentence). All methods return right."""
+    """The lines of a check: a list of (right, sentence). Methods for one line return right."""
 
     def __init__(self, who=""):
         self.who = who  # begins each sentence
@@ -27,6 +28,10 @@ class Report:
         """Add a line about a value that must be the right one."""
         return self(value == right, f"{what} {value} (right: {right})")
 
+    def at_most(self, what, value, limit):
+        """Add a line about a number that may be as large as the limit."""
+        return self(value <= limit, f"{what} {value:.3g} (limit {limit:g})")
+
     def numbers(self, what, mine, right, limit=1e-4):
         """Add a line about numbers that must be within limit of the right ones."""
         words = f"{what} {short(mine)}; right: {short(right)}".lstrip()
@@ -39,19 +44,40 @@ class Report:
         """Add a line about something that must end without an error, which is then None."""
         return self(not error, f"{what} {error or 'no error'} (right: no error)")
 
+    def learned(self, losses, share=1.0):
+        """Add a line about losses: the last one must be less than this share of the first."""
+        first, last, limit = (float(x) for x in (losses[0], losses[-1], share * losses[0]))
+        text = f"loss {first:.4g} in step 0, {last:.4g} in step {len(losses) - 1}"
+        return self(last < limit, f"{text} (limit {limit:.4g})")
+
+    def like_one_process(self, model, alone, limit=1e-4):
+        """Add a line about the parameters of a model, and of the one that one process trains."""
+        far = gap(flat(model), flat(alone))
+        return self(far <= limit, f"parameters within {far:.1g} of one process's (limit {limit:g})")
+
+    def same_on_all_ranks(self, parameters, limit):
+        """Add a line for each other rank: how far its parameters, a list, are from rank 0's."""
+        for rank, own in enumerate(parameters[1:], start=1):
+            what = f"rank {rank}: its parameters differ from rank 0's by up to"
+            self.at_most(what, gap(own, parameters[0]), limit)
+
+    def new_order(self, first, second):
+        """Add a line about what one rank gets in two epochs."""
+        text = f"epoch 0 begins with {short(first, 4)}, epoch 1 with {short(second, 4)}"
+        return self(first != second, f"{text} (right: a new order)")
+
+    def each_once(self, what, used, count):
+        """Add a line for each epoch about what all ranks used: each of 0 to count - 1 once.
+
+        used: for each rank a list of epochs, which are lists of numbers.
+        """
+        for epoch, parts in enumerate(zip(*used)):
+            numbers = [number for part in parts for number in part]
+            once = sum(numbers.count(number) == 1 for number in range(count))
+            self.equal(f"all ranks: {what} seen exactly once in epoch {epoch}:", once, count)
+
 
 # How the exercise is called.
-
-
-def counting_model():
-    """Return a model that returns its images, and the list in which it notes their numbers."""
-    looked_at = []
-
-    def model(images):
-        looked_at.append(len(images))
-        return images
-
-    return model, looked_at
 
 
 def sentence_of(error, file):
@@ -71,20 +97,35 @@ def attempt(function, *arguments, **options):
     try:
         return function(*arguments, **options), None
     except Exception as error:
-        return None, sentence_of(error, function.__code__.co_filename)
+        return None, sentence_of(error, sys.modules["__main__"].__file__)
 
 
 def noted(owner, name, seconds=0):
-    """Have a function wait first and note its calls. Return the list of their arguments."""
+    """Have a function wait first and note its calls: a list of (arguments, options)."""
     function, calls = getattr(owner, name), []
 
     def call(*arguments, **options):
-        calls.append(arguments)
+        calls.append((arguments, options))
         time.sleep(seconds)
         return function(*arguments, **options)
 
     setattr(owner, name, call)
     return calls
+
+
+class SlowQueue:
+    """Does what it's asked for later, one after the other, as a GPU and a network do."""
+
+    def __init__(self):
+        self.ends = [0.0]
+
+    def add(self, seconds):
+        """Ask for work that takes so long."""
+        self.ends.append(max(time.perf_counter(), self.ends[-1]) + seconds)
+
+    def wait(self, *_):
+        """Wait until all work is done."""
+        time.sleep(max(0, self.ends[-1] - time.perf_counter()))
 
 
 def train_alone(model, optimizer, batches, loss_of=None, clip=None):
@@ -127,12 +168,7 @@ def gap(a, b):
     return math.nan if any(map(math.isnan, gaps)) else max(gaps)
 
 
-def short(values):
+def short(values, most=6):
     """Return a list of numbers as a short text."""
-    text = ", ".join(f"{value:.4g}" for value in values[:6]) or "nothing"
-    return f"{text}, ..." if len(values) > 6 else text
-
-
-def names(numbers):
-    """Return "rank 0" or "rank 0, 2" for some ranks."""
-    return "rank " + ", ".join(map(str, numbers))
+    text = ", ".join(f"{value:.4g}" for value in values[:most]) or "nothing"
+    return f"{text}, ..." if len(values) > most else text

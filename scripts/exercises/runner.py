@@ -10,7 +10,6 @@ import importlib.util
 import itertools
 import multiprocessing
 import os
-import signal
 import sys
 import tempfile
 import threading
@@ -46,14 +45,12 @@ def end_with(process):
 
 def set_up(rank, world_size, folder):
     """Make this process a rank: its folder, its output and the variables of torchrun."""
-    launcher = multiprocessing.parent_process()
-    threading.Thread(target=end_with, args=(launcher,), daemon=True).start()
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
     os.chdir(folder)
-    output = os.open(f"output of rank {rank}", os.O_WRONLY | os.O_CREAT)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
     os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
     os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(world_size)
 
@@ -107,9 +104,9 @@ def import_once(exercises):
     """Have torch, and what these exercises need besides, imported once for all of their ranks."""
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["KINETO_LOG_LEVEL"] = "99"  # hides the profiler's messages about itself
-    modules = ["torch", "torch._dynamo", "torch.distributed", "torch.profiler", "h5py"]
+    modules = ["torch._dynamo"]
     for exercise in exercises:
-        modules += exercise.get("imports", [])
+        modules += exercise["imports"]
     if sys.platform == "linux":  # not safe on a Mac
         multiprocessing.set_forkserver_preload(modules)
 

@@ -155,11 +155,11 @@ def test_next_goes_from_one_exercise_to_the_following(course):
     assert status == 1
     assert output.startswith(f"{first}  {EXERCISES[first]['file']}, ranks: 4\nTask:    Complete")
     assert output.endswith("\nnot yet\n")
-    assert "What was wrong" not in output  # symptoms, no causes
+    assert EXERCISES[first]["consequence"] not in output  # symptoms, no causes
     shutil.copyfile(file_of(first, solution=True), course / EXERCISES[first]["file"])
     status, output = check(course, "next")
     assert status == 0
-    assert f"What was wrong: {EXERCISES[first]['consequence']}\npassed\n" in output
+    assert f"Why: {EXERCISES[first]['consequence']}\npassed\n" in output
     assert output.endswith(f"\nnext: {EXERCISES[second]['file']}\n")
     assert states(course, "0") == {first: "passed", second: "not yet"}
     with (course / EXERCISES[first]["file"]).open("a") as file:

@@ -1,11 +1,11 @@
 """What the check of each exercise of lesson 4 does."""
 
-from itertools import chain, pairwise
-
 import torch
 import torch.distributed as dist
-from exercises.common import attempt, flat, gap, short, train_alone
+from exercises.common import attempt, flat, gap, noted, short, train_alone
 from torch.nn.functional import cross_entropy, mse_loss
+from torch.optim import SGD
+from torch.utils.data import TensorDataset
 
 
 def check_4_1(exercise, rank, world_size, report):
@@ -14,27 +14,19 @@ def check_4_1(exercise, rank, world_size, report):
     model, losses = exercise.train(x, y, rank, world_size)
     torch.manual_seed(0)
     alone = torch.nn.Linear(x.shape[1], 1)
-    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
-    train_alone(alone, optimizer, [(x, y)] * len(losses), clip=1.0)
-    far = gap(flat(model), flat(alone))
-    report(far <= 1e-3, f"parameters within {far:.1g} of one process's (limit 0.001)")
+    train_alone(alone, SGD(alone.parameters(), lr=0.1), [(x, y)] * len(losses), clip=1.0)
+    report.like_one_process(model, alone, 1e-3)
 
 
 def check_4_2(exercise, rank, world_size, report):
-    """The numbers that each rank trains with in three epochs, and in which order."""
-    epochs = exercise.train(torch.arange(40.0), 3, 2, rank, world_size)[1]
-    orders = len({tuple(order) for order in epochs})
-    first, second = (short(order[:4]) for order in epochs[:2])
-    text = f"epoch 0 begins with {first}, epoch 1 with {second}"
-    report.equal(f"{text}; different orders in 3 epochs:", orders, 3)
+    """The numbers that each rank trains with in two epochs, and in which order."""
+    epochs = exercise.train(torch.arange(40.0), 2, 2, rank, world_size)[1]
+    report.new_order(*epochs)
     return epochs
 
 
 def compare_4_2(seen, report):
-    for epoch in range(3):
-        visits = [number for epochs in seen for number in epochs[epoch]]
-        once = sum(visits.count(number) == 1 for number in range(40))
-        report.equal(f"all ranks: numbers seen exactly once in epoch {epoch}:", once, 40)
+    report.each_once("numbers", seen, 40)
 
 
 def check_4_3(exercise, rank, world_size, report):
@@ -42,39 +34,29 @@ def check_4_3(exercise, rank, world_size, report):
     x = torch.linspace(-2, 2, 32)[:, None]
     y = torch.sin(x)
     model = exercise.train(x, y, rank, world_size)
-    return flat(model), mse_loss(model(x), y).item(), y.square().mean().item()
+    report.at_most("loss", mse_loss(model(x), y).item(), 0.1)
+    return flat(model)
 
 
 def compare_4_3(seen, report):
-    for rank, (parameters, loss, begin) in enumerate(seen):
-        far = gap(parameters, seen[0][0])
-        text = f"rank {rank}: its parameters differ from rank 0's by up to {far:.2g}"
-        if report(far <= 1e-6, f"{text} (limit 1e-06)"):
-            report(loss < begin / 20, f"rank {rank}: loss {loss:.2g} (limit {begin / 20:.2g})")
+    report.same_on_all_ranks(seen, 1e-6)
 
 
 def check_4_4(exercise, rank, world_size, report):
-    """The images that my_part() gives to each rank, in two epochs, of 20 and of 21."""
-    first, second = [exercise.my_part(20, epoch, rank, world_size).tolist() for epoch in range(2)]
-    more = exercise.my_part(21, 0, rank, world_size).tolist()
-    for count, part in ((20, first), (21, more)):
-        fair = count // world_size
-        report(len(part) == fair, f"{len(part)} of {count} images (right: {fair})")
-    text = f"images {short(first)}, then in epoch 1 {short(second)}"
-    report(first != second, f"{text} (right: a new order)")
-    falls = sum(x > y for x, y in pairwise(first))
-    text = f"images with a lower number than the one before: {falls}"
-    report(falls > 0, f"{text} (right: 1 or more)")
+    """The images that my_part() gives to each rank: of 20, and of 21 in two epochs."""
+    part = exercise.my_part(20, 0, rank, world_size)
+    report.equal("images that it gets of 20:", len(part), 20 // world_size)
+    first, second = [exercise.my_part(21, epoch, rank, world_size).tolist() for epoch in range(2)]
+    report.equal("images that it gets of 21:", len(first), 21 // world_size)
+    report.new_order(first, second)
+    ordered = sorted(first) == first
+    text = f"epoch 0 is {'in the order of the numbers' if ordered else 'shuffled'}"
+    report(not ordered, f"{text} (right: shuffled)")
     return first, second
 
 
 def compare_4_4(seen, report):
-    for epoch in range(2):
-        visits = [image for parts in seen for image in parts[epoch]]
-        twice = len(visits) - len(set(visits))
-        report.equal(f"all ranks: images that came more than once in epoch {epoch}:", twice, 0)
-    unknown = len(set(visits) - set(range(20)))
-    report.equal("all ranks: numbers that belong to no image:", unknown, 0)
+    report.each_once("images", seen, 21)
 
 
 IMAGES, BATCH, EPOCHS = 96, 8, 2  # of exercise 4.5
@@ -85,61 +67,35 @@ def check_4_5(exercise, rank, world_size, report):
     generator = torch.Generator().manual_seed(1)
     images = torch.randint(256, (IMAGES, 28, 28), dtype=torch.uint8, generator=generator)
     labels = torch.randint(10, (IMAGES,), generator=generator)
-    visits = []
-
-    class Noting(torch.utils.data.Dataset):
-        def __len__(self):
-            return IMAGES
-
-        def __getitem__(self, index):
-            visits.append(int(index))
-            return images[index], labels[index]
-
+    calls = noted(TensorDataset, "__getitem__")
     exercise.MAX_STEPS = None
-    model, losses = exercise.train(Noting(), BATCH, EPOCHS)
-    every = [None] * world_size
-    dist.all_gather_object(every, visits)
+    model, losses = exercise.train(TensorDataset(images, labels), BATCH, EPOCHS)
+    used = torch.tensor([int(index) for (_, index), _ in calls]).view(EPOCHS, -1)
     one = torch.nn.Linear(1, 1)
     one.weight.requires_grad = False
     one.bias.grad = torch.full_like(one.bias, rank + 1.0)
-    _, trouble = attempt(exercise.average_gradients, one)
-    mean = one.bias.grad.item()
+    _, error = attempt(exercise.average_gradients, one)
     # One process, with the images that all ranks together had in each step.
-    steps = [list(chain(*parts)) for parts in zip(*(batches(x) for x in every))]
+    parts = [None] * world_size
+    dist.all_gather_object(parts, used)
+    steps = [x.flatten() for epoch in torch.stack(parts, 1) for x in epoch.split(BATCH, 1)]
     torch.manual_seed(0)
     alone = exercise.Net()
-    optimizer = torch.optim.SGD(alone.parameters(), lr=0.015, momentum=0.9)
+    optimizer = SGD(alone.parameters(), lr=0.015, momentum=0.9)
     data = [(images[step], labels[step]) for step in steps]
-    expected = train_alone(alone, optimizer, data, cross_entropy)
-    return visits, mean, flat(model), losses.tolist(), expected, trouble
-
-
-def batches(visits):
-    """Return the images of each step: an epoch's last batch may be shorter."""
-    size = len(visits) // EPOCHS
-    epochs = [visits[i * size : (i + 1) * size] for i in range(EPOCHS)]
-    return [x[i : i + BATCH] for x in epochs for i in range(0, size, BATCH)]
+    far = gap(losses.tolist(), train_alone(alone, optimizer, data, cross_entropy))
+    return used.tolist(), one.bias.grad.item(), error, flat(model), far
 
 
 def compare_4_5(seen, report):
-    halves = [visits[: len(visits) // EPOCHS] for visits, *_ in seen]
-    every = list(chain(*halves))
-    once = sum(every.count(image) == 1 for image in range(IMAGES))
-    text = f"all ranks: images seen exactly once in epoch 0: {once} of {IMAGES}"
-    report(once == IMAGES, f"{text} (right: {IMAGES})")
-    later = seen[0][0][len(halves[0]) :]
-    text = f"rank 0: epoch 0 begins with {short(halves[0])}, epoch 1 with {short(later)}"
-    report(halves[0] != later, f"{text} (right: a new order)")
-    means, *_, trouble = zip(*(one[1:] for one in seen))
+    used, means, errors, parameters, gaps = zip(*seen)
+    report.each_once("images", used, IMAGES)
+    first, second = used[0]
+    text = f"rank 0: epoch 0 begins with {short(first)}, epoch 1 with {short(second)}"
+    report(first != second, f"{text} (right: a new order)")
     text = "all ranks: with a weight that is frozen, average_gradients() "
-    text += trouble[0] or f"turns 1, 2, 3, 4 into {short(means)}"
+    text += errors[0] or f"turns 1, 2, 3, 4 into {short(means)}"
     report(set(means) == {2.5}, f"{text} (right: 2.5 on each)")
-    for rank, (_, _, parameters, *_) in enumerate(seen[1:], start=1):
-        far = gap(parameters, seen[0][2])
-        text = f"rank {rank}: its parameters differ from rank 0's by up to {far:.1g}"
-        report(far == 0, f"{text} (right: 0)")
-    *_, losses, expected, _ = seen[0]
-    far = gap(losses, expected)
-    text = f"rank 0: losses of {len(losses)} steps within {far:.0e}"
-    text += " of one process with all ranks' images"
-    report(far <= 1e-5, f"{text} (limit 1e-05)")
+    report.same_on_all_ranks(parameters, 0)
+    text = "rank 0: losses, beside those of one process with all ranks' images, differ by up to"
+    report.at_most(text, gaps[0], 1e-5)

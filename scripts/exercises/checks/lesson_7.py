@@ -1,40 +1,22 @@
 """What the check of each exercise of lesson 7 does."""
 
-import time
-from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
-
-class TimedGpu:
-    """Simulates a GPU as exercise 7.1 does, and notes when each step really began and ended."""
-
-    def __init__(self, seconds):
-        self.seconds = seconds
-        self.queue = ThreadPoolExecutor(1)
-        self.last = None
-        self.times = []
-
-    def work(self, seconds):
-        begin = time.perf_counter()
-        time.sleep(seconds)
-        self.times.append((begin, time.perf_counter()))
-
-    def step(self):
-        self.last = self.queue.submit(self.work, self.seconds + (0 if self.last else 0.4))
-
-    def synchronize(self):
-        if self.last:
-            self.last.result()
+from exercises.common import SlowQueue
 
 
 def check_7_1(exercise, rank, world_size, report):
-    """What time_step() measures, and what the steps of an simulated GPU really take."""
-    gpu = TimedGpu(0.01 + 0.01 * rank)
-    measured = 1000 * exercise.time_step(gpu, 20)
-    gpu.synchronize()
-    steps = len(gpu.times)
+    """What time_step() measures on a simulated GPU, whose first step takes longer."""
+    queue = SlowQueue()
+    seconds = 0.02 + 0.01 * rank
+
+    def step():
+        queue.add(seconds if len(queue.ends) > 1 else seconds + 0.4)
+
+    gpu = SimpleNamespace(step=step, synchronize=queue.wait)
+    measured = exercise.time_step(gpu, 20)
+    steps = len(queue.ends) - 1
     report(steps >= 20, f"steps taken: {steps} (right: 20 or more)")
-    if steps > 1:
-        step = 1000 * (gpu.times[-1][1] - gpu.times[1][0]) / (steps - 1)
-        text = f"measured {measured:.2f} ms, a step takes {step:.2f} ms"
-        limits = f"limits {step / 1.5:.2f} and {step * 1.5:.2f} ms"
-        report(step / 1.5 < measured < step * 1.5, f"{text} ({limits})")
+    text = f"measured {1000 * measured:.2f} ms, a step takes {1000 * seconds:g} ms"
+    limits = f"limits {1000 * seconds / 1.5:.2f} and {1500 * seconds:.2f} ms"
+    report(seconds / 1.5 < measured < seconds * 1.5, f"{text} ({limits})")

@@ -1,8 +1,12 @@
 """What the check of each exercise of lesson 8 does."""
 
+from itertools import chain
+
 import torch
 import torch.distributed as dist
+from exercises.common import noted
 from torch.nn.functional import mse_loss
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 
 def check_8_1(exercise, rank, world_size, report):
@@ -33,50 +37,41 @@ def check_8_3(exercise, rank, world_size, report):
     It's a capstone, so it tells only symptoms, each one whatever the other faults do.
     """
     points = exercise.make_points()
-    original, forwards = exercise.make_model, []
+    calls = noted(type(points), "__getitem__")
+    steps = []
 
-    def make_model():
-        model = original()
-        model.register_forward_pre_hook(lambda _, inputs: forwards.append(inputs[0].clone()))
-        return model
+    def note(optimizer, arguments, options):
+        group = optimizer.param_groups[0]
+        steps.append((group["lr"], group["params"][0].grad.norm().item()))
 
-    exercise.make_model = make_model
-    step, moves = torch.optim.SGD.step, []
-
-    def noting(optimizer, *arguments, **options):
-        weights = optimizer.param_groups[0]["params"][0]
-        before, rate = weights.detach().clone(), optimizer.param_groups[0]["lr"]
-        step(optimizer, *arguments, **options)
-        moves.append(((before - weights.detach()).norm().item(), rate))
-
-    torch.optim.SGD.step = noting
+    register_optimizer_step_pre_hook(note)
     exercise.train(points, rank, world_size)
+    used = [int(index) for (_, index), _ in calls]
     # The gradient of the batches that the ranks really had in their first step.
-    table = {tuple(x.tolist()): y for x, y in zip(*points.tensors)}
-    parts = [None] * world_size
-    dist.all_gather_object(parts, [tuple(x) for x in forwards[0].tolist()])
+    batches = [None] * world_size
+    dist.all_gather_object(batches, used[: len(used) // len(steps)])
+    batch = list(chain(*batches))
     torch.manual_seed(0)
-    model = original()
-    x = torch.tensor([x for part in parts for x in part])
-    mse_loss(model(x), torch.stack([table[tuple(row)] for row in x.tolist()])).backward()
-    way, rate = moves[0]
-    ratio = way / (rate * next(model.parameters()).grad.norm().item())
-    steps = len(moves) // exercise.EPOCHS
-    visits = [tuple(x) for x in torch.cat(forwards[:steps]).tolist()]
+    model = exercise.make_model()
+    x, y = points.tensors
+    mse_loss(model(x[batch]), y[batch]).backward()
+    rate, length = steps[0]
+    ratio = length / next(model.parameters()).grad.norm().item()
     mean = exercise.over_all_ranks(torch.tensor([1.0 + rank]), world_size).item()
-    return steps, visits, ratio, rate, mean
+    epochs = exercise.EPOCHS
+    return len(steps) // epochs, used[: len(used) // epochs], ratio, rate, mean
 
 
 def compare_8_3(seen, report):
-    size, steps = len(seen), max(mine[0] for mine in seen)
-    points = len({point for _, points, *_ in seen for point in points})
-    text = f"work: {2 * steps} steps on each of {size} ranks, right: {128 // size}"
+    size = len(seen)
+    steps, used, ratios, (rate, *_), (mean, *_) = zip(*seen)
+    points = len(set(chain(*used)))
+    text = f"work: {2 * max(steps)} steps on each of {size} ranks, right: {128 // size}"
     text = f"{text}; points in the first epoch: {points}, right: 1024"
-    report(steps == 64 // size and points == 1024, text)
-    far = max((ratio for _, _, ratio, *_ in seen), key=lambda ratio: abs(ratio - 1))
+    report(max(steps) == 64 // size and points == 1024, text)
+    far = max(ratios, key=lambda ratio: abs(ratio - 1))
     text = f"step: the first one is {far:.2f} times as long as gradient and rate say"
     report(abs(far - 1) < 0.01, f"{text} (right: 1, limit 0.01)")
-    *_, rate, mean = seen[0]
     report.numbers(f"step: the learning rate on {size} ranks is", [rate], [0.05 * size])
     numbers = ", ".join(str(1 + rank) for rank in range(size))
     text = f"report: losses {numbers} of the ranks are reported as"
