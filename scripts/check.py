@@ -73,12 +73,6 @@ def give_hint(exercise, record):
     remember(record, exercise, hints=number + 1)
 
 
-def print_task(file):
-    """Print what an exercise asks for, as its file says it."""
-    task = re.search(r"^(Task|Symptom):.*?(?=^Run:)", file.read_text(), re.M | re.S)
-    print(task[0] if task else "", end="")
-
-
 def check(exercise, record, solution=False, show_task=False):
     """Check one exercise, print its lines, and remember it. Return whether it passed."""
     file = ROOT / exercise["file"]
@@ -89,8 +83,9 @@ def check(exercise, record, solution=False, show_task=False):
         return False
     title = f"{exercise['id']}  {file.relative_to(ROOT)}, ranks: {exercise['processes']}"
     print(f"{title}, the solution" if solution else title, flush=True)
-    if show_task:
-        print_task(file)
+    task = re.search(r"^(Task|Symptom):.*?(?=^Run:)", file.read_text(), re.M | re.S)
+    if show_task and task:
+        print(task[0], end="", flush=True)
     checked = digest(file)
     lines = runner.run(exercise, file)
     passed = all(right for right, _ in lines)
@@ -106,7 +101,7 @@ def check(exercise, record, solution=False, show_task=False):
 
 
 def parse_args(exercises):
-    """Read the command line; exercises are {id: table of exercises.toml}."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     text = "such as 4.1, or next, or all; a lesson, such as 4, or nothing, lists exercises"
     parser.add_argument("id", nargs="?", help=text)
@@ -114,32 +109,32 @@ def parse_args(exercises):
     options.add_argument("--hint", action="store_true", help="the next of three hints, not a check")
     options.add_argument("--solution", action="store_true", help="check the solution instead")
     args = parser.parse_args()
-    lessons = {exercise["lesson"] for exercise in exercises.values()}
-    if args.id not in {None, "all", "next", *lessons, *exercises}:
+    ids = {exercise["id"] for exercise in exercises}
+    lessons = {exercise["lesson"] for exercise in exercises}
+    if args.id not in {None, "all", "next", *lessons, *ids}:
         parser.exit(2, f"There is no exercise {args.id}. python scripts/check.py lists them.\n")
-    if args.hint and args.id not in {"next", *exercises}:
+    if args.hint and args.id not in {"next", *ids}:
         parser.exit(2, "--hint takes one exercise: python scripts/check.py 4.1 --hint\n")
-    if args.solution and args.id not in {"all", *exercises}:
+    if args.solution and args.id not in {"all", *ids}:
         parser.exit(2, "--solution takes one exercise: python scripts/check.py 4.1 --solution\n")
     return args
 
 
 def main():
     """Do what the command line asks for; return the exit status."""
-    exercises = {exercise["id"]: exercise for exercise in read_exercises()}
+    exercises = read_exercises()
     args = parse_args(exercises)
     record = read_record()
-    listed = [x for x in exercises.values() if args.id in (None, x["lesson"])]
-    if listed:
-        list_exercises(listed, record)
-        return 0
-    following = [x for x in exercises.values() if not has_passed(x, record)]
+    following = [x for x in exercises if not has_passed(x, record)]
     if args.id == "next":
         wanted = following[:1]
     else:
-        wanted = [x for x in exercises.values() if args.id in ("all", x["id"])]
+        wanted = [x for x in exercises if args.id in (None, "all", x["lesson"], x["id"])]
     if not wanted:
         print(f"All {len(exercises)} exercises have passed.")
+        return 0
+    if args.id in (None, wanted[0]["lesson"]):
+        list_exercises(wanted, record)
         return 0
     if args.hint:
         give_hint(wanted[0], record)

@@ -159,6 +159,11 @@ def flat(model):
     return [x for parameter in model.parameters() for x in parameter.detach().flatten().tolist()]
 
 
+def gradients(model):
+    """Return all gradients of a model as one list of numbers."""
+    return [x for parameter in model.parameters() for x in parameter.grad.flatten().tolist()]
+
+
 # What stands in the lines.
 
 

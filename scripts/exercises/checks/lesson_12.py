@@ -18,7 +18,7 @@ def check_12_1(exercise, rank, world_size, report):
         second.load_state_dict(torch.load(buffer, weights_only=True))
         used += second.train(12 - stop)
         lost = len(set(expected[:24]) - set(used[:24])) + len(set(expected[24:]) - set(used[24:]))
-        where = f"stopped after {stop} steps"
-        if report(lost == 0, f"{where}: {lost} points are left out of their epoch (right: 0)"):
+        where = f"stopped after {stop} steps:"
+        if report.equal(f"{where} points that are left out of their epoch:", lost, 0):
             far = gap(flat(straight.model), flat(second.model))
-            report(far == 0, f"{where}: parameters at the end differ by {far:.1g} (limit 0)")
+            report.at_most(f"{where} parameters at the end differ by", far, 0)

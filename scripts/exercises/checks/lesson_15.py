@@ -1,13 +1,11 @@
 """What the check of each exercise of lesson 15 does."""
 
 import math
-import time
 import weakref
-from unittest import mock
 
 import torch
 import torch.distributed as dist
-from exercises.common import flat, shared_folder, train_alone
+from exercises.common import attempt, gradients, noted, shared_folder, train_alone
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -17,10 +15,8 @@ def check_15_1(exercise, rank, world_size, report):
     """How many numbers a rank keeps of the sharded model, and the loss."""
     model, _, losses = exercise.train(50)
     numbers = sum(parameter.to_local().numel() for parameter in model.parameters())
-    report(numbers < 193, f"keeps {numbers} of the model's 193 numbers (limit 192)")
-    first, last = losses[0], losses[-1]
-    text = f"loss {first:.2g} in step 0, {last:.2g} in step 49"
-    report(last < first / 4, f"{text} (limit {first / 4:.2g})")
+    report.at_most("numbers that it keeps, of the model's 193:", numbers, 192)
+    report.learned(losses, 0.25)
 
 
 def check_15_2(exercise, rank, world_size, report):
@@ -28,30 +24,28 @@ def check_15_2(exercise, rank, world_size, report):
     torch.manual_seed(0)
     model, x = exercise.Net(), torch.randn(256, 32)
     numbers = exercise.kept(model, x)
-    mine = [parameter.grad for parameter in model.parameters()]
+    mine = gradients(model)
     model.zero_grad()
     nn.Sequential(*model.layers)(x).square().mean().backward()
-    right = [parameter.grad for parameter in model.parameters()]
-    same = all(a is not None and torch.allclose(a, b) for a, b in zip(mine, right))
     into = 8 * 256 * 32  # what goes into the layers
-    text = f"numbers that are kept for backward: {numbers:,}"
-    report(numbers == into, f"{text} (right: {into:,})")
-    text = f"the gradients are {'the same' if same else 'different'}"
-    report(same, f"{text} (right: the same as when all is kept)")
+    report.equal("numbers that are kept for backward:", numbers, into)
+    same = torch.allclose(torch.tensor(mine), torch.tensor(gradients(model)))
+    words = "the same" if same else "different"
+    report.equal("gradients, beside those when all is kept:", words, "the same")
 
 
 def check_15_3(exercise, rank, world_size, report):
     """How many of Adam's numbers a rank keeps, and its parameters after 20 steps."""
     model, optimizer = exercise.train(20)
-    numbers = exercise.states(optimizer.inner)
     most = 2 * math.ceil(193 / world_size)  # two averages of the longest part
-    report(numbers <= most, f"keeps {numbers} of the 386 numbers of Adam's states (limit {most})")
+    text = "numbers that it keeps, of the 386 of Adam's states:"
+    report.at_most(text, exercise.states(optimizer.inner), most)
     # One process with all points and the whole of Adam.
     torch.manual_seed(0)
     alone = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 1))
     x = torch.linspace(-2, 2, 32)[:, None]
     train_alone(alone, torch.optim.Adam(alone.parameters(), lr=0.01), [(x, x.sin())] * 20)
-    report.numbers("parameters after 20 steps:", flat(model), flat(alone))
+    report.like_one_process(model, alone)
 
 
 def most_pieces_held(function, query, key, value, pieces):
@@ -91,8 +85,8 @@ def check_15_4(exercise, rank, world_size, report):
         right = whole.chunk(world_size)[rank]
         report.numbers(f"{scores} scores:", result.flatten().tolist(), right.flatten().tolist())
         most = max(most, held)
-    text = f"pieces of the keys, of {world_size}, that it holds at a time: {most}"
-    report(most < world_size, f"{text} (limit {world_size - 1})")
+    text = f"pieces of the keys, of {world_size}, that it holds at a time:"
+    report.at_most(text, most, world_size - 1)
 
 
 def check_15_5(exercise, rank, world_size, report):
@@ -122,62 +116,45 @@ def compare_15_5(seen, report):
 
 
 def check_15_6(exercise, rank, world_size, report):
-    """Which parts of a checkpoint exist at each moment, and what load reads."""
+    """Whether training waits for a checkpoint, when latest names it, what load reads."""
     from torch.distributed.checkpoint import FileSystemWriter
 
-    write = FileSystemWriter.write_data
-
-    def slowly(*arguments):
-        time.sleep(1)
-        return write(*arguments)
-
+    noted(FileSystemWriter, "write_data", seconds=1)  # a slow disk
     folder = shared_folder(rank)
-    latest = folder / "latest"
     torch.manual_seed(0)
     model = exercise.shard()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     group = dist.new_group(backend="gloo")
-    with mock.patch.object(FileSystemWriter, "write_data", slowly):
-        for step in (1, 2):
-            exercise.train_step(model, optimizer)
-            saved = [x.to_local().clone() for x in model.parameters()]
-            saving = exercise.begin(model, optimizer, folder / f"step-{step}", group)
-            waits = (folder / f"step-{step}" / ".metadata").exists()
-            before = latest.read_text() if latest.exists() else None
-            exercise.train_step(model, optimizer)
-            exercise.finish(saving, folder / f"step-{step}")
-            dist.barrier()
-    after = latest.read_text() if latest.exists() else None
-    folders = sorted(path.name for path in folder.glob("step-*"))
-    same = after is not None
-    if same:
-        loaded = exercise.load(folder)[0].parameters()
-        same = all(torch.equal(x.to_local(), y) for x, y in zip(loaded, saved))
+    for checkpoint in (folder / "step-1", folder / "step-2"):
+        exercise.train_step(model, optimizer)
+        saved = [x.to_local().clone() for x in model.parameters()]
+        saving = exercise.begin(model, optimizer, checkpoint, group)
+        waits = (checkpoint / ".metadata").exists()
+        before, _ = attempt((folder / "latest").read_text)
+        exercise.train_step(model, optimizer)
+        exercise.finish(saving, checkpoint)
+        dist.barrier()
+    after, _ = attempt((folder / "latest").read_text)
     what = "waits until step-2 is written" if waits else "continues meanwhile"
     report(not waits, f"training {what} (right: it continues)")
     text = f"latest is {before} before step-2 is complete, then {after}"
     report((before, after) == ("step-1", "step-2"), f"{text} (right: step-1, then step-2)")
-    report(folders == ["step-2"], f"folders: {', '.join(folders)} (right: step-2)")
-    text = f"what is loaded is {'' if same else 'not '}what was saved"
-    report(same, f"{text} (right: as it was when begin was called)")
+    if after:
+        loaded = exercise.load(folder)[0].parameters()
+        same = all(torch.equal(x.to_local(), y) for x, y in zip(loaded, saved))
+        text = f"what is loaded is {'' if same else 'not '}what was saved"
+        report(same, f"{text} (right: as it was when begin was called)")
 
 
 def check_15_7(exercise, rank, world_size, report):
     """What each rank holds of the model, and whether it is trained as a whole one."""
     model, losses = exercise.train(50)
-    numbers = [x for parameter in model.parameters() for x in parameter.to_local().flatten()]
-    report(len(numbers) == 129, f"holds {len(numbers)} of the model's 258 numbers (right: 129)")
-    first, last = losses[0], losses[-1]
-    text = f"loss {first:.4f} in step 0, {last:.4f} in step 49"
-    report(last < 0.5 * first, f"{text} (limit {0.5 * first:.4f})")
-    return [x.item() for x in numbers]
+    parts = [parameter.to_local().flatten().tolist() for parameter in model.parameters()]
+    report.equal("numbers that it holds, of the model's 258:", sum(map(len, parts)), 129)
+    report.learned(losses, 0.5)
+    return parts
 
 
 def compare_15_7(seen, report):
-    for node in (0, 1):
-        differ = seen[2 * node] != seen[2 * node + 1]
-        text = f"node {node}: its ranks hold {'different' if differ else 'the same'} numbers"
-        report(differ, f"{text} (right: different)")
-    same = seen[0] == seen[2] and seen[1] == seen[3]
-    text = f"the nodes hold {'the same' if same else 'different'} numbers"
-    report(same, f"{text} (right: the same)")
+    words = "the same" if seen[:2] == seen[2:] else "different"
+    report.equal("numbers that the two nodes hold:", words, "the same")
