@@ -44,7 +44,7 @@ def end_with(process):
 
 
 def set_up(rank, world_size, folder):
-    """Make this process a rank: its folder, its output and the variables of torchrun."""
+    """Be a rank, as torchrun would make one, join the group, and wait until all have joined."""
     parent = multiprocessing.parent_process()
     threading.Thread(target=end_with, args=(parent,), daemon=True).start()
     os.chdir(folder)
@@ -53,11 +53,7 @@ def set_up(rank, world_size, folder):
     os.dup2(nowhere, 2)
     os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
     os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(world_size)
-
-
-def join_group(rank, world_size):
-    """Join the group of all ranks, and wait until all have joined."""
-    import torch
+    import torch  # once all variables are set
     import torch.distributed as dist
 
     torch.set_num_threads(1)
@@ -70,11 +66,10 @@ def join_group(rank, world_size):
 
 def be_rank(rank, world_size, exercise_id, file, folder, pipe):
     """Be one rank: join the group, load the exercise, check it, tell, and wait for the others."""
-    set_up(rank, world_size, folder)
     name = exercise_id.replace(".", "_")
     report, both = Report(f"rank {rank}: "), Report()
     try:
-        join_group(rank, world_size)
+        set_up(rank, world_size, folder)
         pipe.send(("started", None))
         exercise = load(file)
         module = importlib.import_module(f"exercises.checks.lesson_{exercise_id.split('.')[0]}")

@@ -21,8 +21,8 @@ def check_11_1(exercise, rank, world_size, report):
     # Forked workers that share an open file may read anything.
     if report.equal("files that are open before the workers start:", handles, 0):
         loader = DataLoader(dataset, batch_size=4, num_workers=2)
-        values = [int(image.max()) for batch in loader for image in batch]
-        right = sum(value == place for place, value in enumerate(values))
+        images = [image for batch in loader for image in batch]
+        right = sum(int(image.max()) == place for place, image in enumerate(images))
         report.equal("images that two workers read as they are:", right, 32)
 
 
@@ -76,14 +76,14 @@ def compare_11_4(seen, report):
     firsts = [first for first, _ in seen]
     for rank, first in enumerate(firsts):
         again = len(first) - len(set(first))
-        text = f"{again} of {len(first)} images of epoch 0 came again on rank {rank}"
-        report(again == 0, f"within a rank: {text} (right: 0)")
+        text = f"within a rank: images of epoch 0 that came again on rank {rank}, of {len(first)}:"
+        report.equal(text, again, 0)
     for rank, other in combinations(range(len(seen)), 2):
         common = len(set(firsts[rank]) & set(firsts[other]))
         if common:
-            text = f"{common} images of epoch 0 on both rank {rank} and rank {other}"
-            report(False, f"between ranks: {text} (right: 0)")
+            text = f"between ranks: images of epoch 0 on both rank {rank} and rank {other}:"
+            report.equal(text, common, 0)
     same = any(first == second for first, second in seen)
-    text = "the order of epoch 0" if same else "a new order"
-    report(not same, f"between epochs: epoch 1 has {text} (right: a new order)")
+    text = "between epochs: epoch 1 has"
+    report.equal(text, "the order of epoch 0" if same else "a new order", "a new order")
     report.each_once("images", [[first] for first in firsts], 512)

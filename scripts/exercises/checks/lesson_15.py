@@ -49,14 +49,15 @@ def check_15_3(exercise, rank, world_size, report):
 
 
 def most_pieces_held(function, query, key, value, pieces):
-    """Call the function. Return its result, and how many of the pieces it held at a time."""
+    """Call the function. Return its result, and how many of the pieces it held at a time.
+
+    After each operation, see which pieces are in the tensors that exist.
+    """
     marks = [piece[0, 0].item() for piece in pieces]  # all of them are different
     alive = [weakref.ref(key)]
     counts = []
 
     class Watch(TorchDispatchMode):
-        """After each operation, see which pieces are in the tensors that exist."""
-
         def __torch_dispatch__(self, operation, types, arguments=(), options=None):
             result = operation(*arguments, **(options or {}))
             if "empty" in str(operation):  # its memory holds earlier tensors
@@ -76,7 +77,6 @@ def most_pieces_held(function, query, key, value, pieces):
 def check_15_4(exercise, rank, world_size, report):
     """What ring_attention() returns, and how many pieces of the keys a rank holds."""
     text = exercise.make_text(8 * world_size)
-    most = 0
     for scores, larger in (("small", 1), ("large", 50)):  # above 100: their exp is infinite
         query, key, value = [text[0] * larger, *text[1:]]
         whole = (query @ key.T / query.shape[1] ** 0.5).softmax(1) @ value
@@ -84,9 +84,8 @@ def check_15_4(exercise, rank, world_size, report):
         result, held = most_pieces_held(exercise.ring_attention, *mine, key.chunk(world_size))
         right = whole.chunk(world_size)[rank]
         report.numbers(f"{scores} scores:", result.flatten().tolist(), right.flatten().tolist())
-        most = max(most, held)
-    text = f"pieces of the keys, of {world_size}, that it holds at a time:"
-    report.at_most(text, most, world_size - 1)
+        what = f"pieces of the keys, of {world_size}, that it holds at a time:"
+        report.at_most(what, held, world_size - 1)
 
 
 def check_15_5(exercise, rank, world_size, report):

@@ -47,7 +47,6 @@ def check_4_4(exercise, rank, world_size, report):
     part = exercise.my_part(20, 0, rank, world_size)
     report.equal("images that it gets of 20:", len(part), 20 // world_size)
     first, second = [exercise.my_part(21, epoch, rank, world_size).tolist() for epoch in range(2)]
-    report.equal("images that it gets of 21:", len(first), 21 // world_size)
     report.new_order(first, second)
     report(first != sorted(first), f"epoch 0 begins with {short(first)} (right: shuffled)")
     return first, second
@@ -69,6 +68,7 @@ def check_4_5(exercise, rank, world_size, report):
     exercise.MAX_STEPS = None
     model, losses = exercise.train(TensorDataset(images, labels), BATCH, EPOCHS)
     used = torch.tensor([int(index) for (_, index), _ in calls]).view(EPOCHS, -1)
+    report.new_order(*used.tolist())
     one = torch.nn.Linear(1, 1)
     one.weight.requires_grad = False
     one.bias.grad = torch.full_like(one.bias, rank + 1.0)
@@ -88,9 +88,6 @@ def check_4_5(exercise, rank, world_size, report):
 def compare_4_5(seen, report):
     used, means, errors, parameters, gaps = zip(*seen)
     report.each_once("images", used, IMAGES)
-    first, second = used[0]
-    text = f"rank 0: epoch 0 begins with {short(first)}, epoch 1 with {short(second)}"
-    report(first != second, f"{text} (right: a new order)")
     text = "all ranks: with a weight that is frozen, average_gradients() "
     text += errors[0] or f"turns 1, 2, 3, 4 into {short(means)}"
     report(set(means) == {2.5}, f"{text} (right: 2.5 on each)")
