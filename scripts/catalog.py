@@ -35,9 +35,9 @@ def read_course(file=SCRIPTS / "course.toml"):
 def read_exercises():
     """Return the exercises: a list of the tables in exercises.toml.
 
-    Each also gets id, lesson, minutes, hints, and file, from the root of the repository. A learner's
-    file may be missing, so the solution tells how many processes it takes, what it imports, and its
-    kind: fill in, find the fault, or capstone.
+    Each also gets id, lesson, file, from the root of the repository, minutes, and hints. The
+    solution, which is always there, tells processes, imports and kind: fill in, find the fault, or
+    capstone.
     """
     exercises = []
     for name, exercise in tomllib.loads((SCRIPTS / "exercises.toml").read_text()).items():

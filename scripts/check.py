@@ -83,9 +83,9 @@ def check(exercise, record, solution=False, show_task=False):
         return False
     title = f"{exercise['id']}  {file.relative_to(ROOT)}, ranks: {exercise['processes']}"
     print(f"{title}, the solution" if solution else title, flush=True)
-    task = re.search(r"^(Task|Symptom):.*?(?=^Run:)", file.read_text(), re.M | re.S)
-    if show_task and task:
-        print(task[0], end="", flush=True)
+    if show_task:
+        task = re.search(r"^(Task|Symptom):.*?(?=^Run:)", file.read_text(), re.M | re.S)
+        print(task[0] if task else "", end="", flush=True)
     checked = digest(file)
     lines = runner.run(exercise, file)
     passed = all(right for right, _ in lines)

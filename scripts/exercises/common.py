@@ -160,8 +160,9 @@ def flat(model):
 
 
 def gradients(model):
-    """Return all gradients of a model as one list of numbers."""
-    return [x for parameter in model.parameters() for x in parameter.grad.flatten().tolist()]
+    """Return all gradients that a model has as one list of numbers."""
+    found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return [x for gradient in found for x in gradient.flatten().tolist()]
 
 
 # What stands in the lines.

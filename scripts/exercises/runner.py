@@ -99,9 +99,7 @@ def import_once(exercises):
     """Have torch, and what these exercises need besides, imported once for all of their ranks."""
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["KINETO_LOG_LEVEL"] = "99"  # hides the profiler's messages about itself
-    modules = ["torch._dynamo"]
-    for exercise in exercises:
-        modules += exercise["imports"]
+    modules = ["torch._dynamo", *(name for x in exercises for name in x["imports"])]
     if sys.platform == "linux":  # not safe on a Mac
         multiprocessing.set_forkserver_preload(modules)
 

@@ -92,5 +92,5 @@ def compare_4_5(seen, report):
     text += errors[0] or f"turns 1, 2, 3, 4 into {short(means)}"
     report(set(means) == {2.5}, f"{text} (right: 2.5 on each)")
     report.same_on_all_ranks(parameters, 0)
-    text = "rank 0: losses, beside those of one process with all ranks' images, differ by up to"
+    text = "rank 0: its losses differ from one process's, with all ranks' images, by up to"
     report.at_most(text, gaps[0], 1e-5)
