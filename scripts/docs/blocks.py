@@ -44,23 +44,12 @@ from docs.values import read_values, value
 
 BLOCK = re.compile(r"(<!-- begin (\w+)([^>]*?) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
 VALUE = re.compile(r"(<!-- n (\S+) -->)([^<]*)(<!-- /n -->)")
-# Each function takes the course, the page, and the words of the mark.
-KINDS = {
-    "head": pages.head,
-    "foot": pages.foot,
-    "lessons": pages.lessons,
-    "timetable": pages.timetable,
-    "exercises": pages.exercises,
-    "code": excerpts.code,
-    "diff": excerpts.diff,
-    "output": excerpts.output,
-    "here": slides.here,
-    "agenda": slides.agenda,
-    "exercise": slides.exercise,
-    "consequence": slides.consequence,
-    "measured": records.measured,
-    "faults": records.faults,
-}
+# Each takes the course, the page, and the words of the mark.
+KINDS = [pages.head, pages.foot, pages.lessons, pages.timetable, pages.exercises]
+KINDS += [excerpts.code, excerpts.diff, excerpts.output]
+KINDS += [slides.here, slides.agenda, slides.exercise, slides.consequence]
+KINDS += [records.measured, records.faults]
+KINDS = {function.__name__: function for function in KINDS}
 
 NOTHING = (KeyError, TypeError, StopIteration, FileNotFoundError)  # what a mark names isn't there
 
