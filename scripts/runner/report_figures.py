@@ -16,10 +16,8 @@ STYLE = {
     "svg.fonttype": "none",  # text stays text
     "figure.figsize": (4.4, 3.7),  # inches; small, so that letters are large on a telephone
     "figure.constrained_layout.use": True,
-    "font.size": 11,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.axisbelow": True,
     "axes.grid": True,
     "grid.alpha": 0.3,
     "legend.frameon": False,
@@ -39,6 +37,11 @@ def svg_of(drawing, name):
     svg = svg[svg.index("<svg") :]
     # No id may be twice in a page.
     return Markup(re.sub(r'( id="|xlink:href="#|url\(#)', rf"\1{name}-", svg))
+
+
+def write_beside(axes, text, point):
+    """Write a text to the right of a point."""
+    axes.annotate(text, point, (7, 0), textcoords="offset points", va="center")
 
 
 def plain_ticks(axis):
@@ -77,14 +80,11 @@ def gaps(axes, results):
             gap = float(text)
             point = max(lowest, gap), f"lesson {result['id']}"
             axes.plot(*point, "o", color=BLUE)
-            axes.annotate(
-                text if gap else "0", point, (7, 0), textcoords="offset points", va="center"
-            )
+            write_beside(axes, text if gap else "0", point)
     axes.figure.set_figheight(1.3 + 0.25 * len(axes.lines))
     if axes.lines:
         axes.axvline(1e-5, color=ORANGE)
     axes.set(xscale="log", xlim=(lowest / 3, 1e-3), xlabel="largest difference of the losses")
-    axes.xaxis.set_minor_locator(NullLocator())
     axes.margins(y=0.15)
     axes.invert_yaxis()
 
@@ -123,8 +123,7 @@ def speed_up(axes, results):
         gain, lowest, highest = map(float, numbers)
         spread = [[gain - lowest], [highest - gain]]
         axes.barh(name, gain, xerr=spread, color=BLUE, ecolor=GREY)
-        place = (highest, name)
-        axes.annotate(f"{gain:.2f}", place, (5, 0), textcoords="offset points", va="center")
+        write_beside(axes, f"{gain:.2f}", (highest, name))
     axes.set(xlabel="times the images/s of one process", xlim=0)
     axes.margins(x=0.2)
     axes.invert_yaxis()
@@ -156,41 +155,22 @@ def bandwidth(axes, results):
 
 
 # What is drawn: the function, the lessons that it is made from, the title and the caption.
+EQUAL = """Each of these lessons trains in two ways that should give the same losses: many ranks
+and one process, or a file and memory. Left of the line (1e-05), only rounding differs."""
+RATE = """The farther a curve is above one process's, the more its larger global batch has cost."""
+SHARES = """Lesson 5 sends its gradients after computing, but test-profile (profile) while computing.
+A message costs no extra time only if its rank computes at the same time."""
+SCALING = """In weak scaling, the batch per process stays; in strong scaling, the global batch stays.
+A bar is the median of several rounds, and its line goes from the lowest to the highest."""
+COST = """Every message has a fixed cost. A small message costs little else, so only a large one
+comes near what the connection can carry."""
+CHAIN = ("4", "6", "7", "10", "11", "13", "15", "16", "17", "20")
 FIGURES = [
-    (
-        gaps,
-        ("4", "6", "7", "10", "11", "13", "15", "16", "17", "20"),
-        "Equal losses",
-        "Each of these lessons trains in two ways that should give the same losses: many ranks "
-        "and one process, or a file and memory. Left of the line (1e-05), only rounding differs.",
-    ),
-    (
-        loss,
-        ("8",),
-        "Loss and learning rate",
-        "The farther a curve is above one process's, the more its larger global batch has cost.",
-    ),
-    (
-        time_shares,
-        ("5", "test-profile"),
-        "Where the time goes",
-        "Lesson 5 sends its gradients after computing, but test-profile (profile) while computing. "
-        "A message costs no extra time only if its rank computes at the same time.",
-    ),
-    (
-        speed_up,
-        ("7",),
-        "Speed-up of lesson 7",
-        "In weak scaling, the batch per process stays; in strong scaling, the global batch stays. "
-        "A bar is the median of several rounds, and its line goes from the lowest to the highest.",
-    ),
-    (
-        bandwidth,
-        ("1", "9"),
-        "Bandwidth of all_reduce",
-        "Every message has a fixed cost. A small message costs little else, so only a large one "
-        "comes near what the connection can carry.",
-    ),
+    (gaps, CHAIN, "Equal losses", EQUAL),
+    (loss, ("8",), "Loss and learning rate", RATE),
+    (time_shares, ("5", "test-profile"), "Where the time goes", SHARES),
+    (speed_up, ("7",), "Speed-up of lesson 7", SCALING),
+    (bandwidth, ("1", "9"), "Bandwidth of all_reduce", COST),
 ]
 
 
