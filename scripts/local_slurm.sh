@@ -2,7 +2,6 @@
 # A real Slurm cluster of several nodes on this one machine, to learn and to test with.
 #
 # Usage: scripts/local_slurm.sh COMMAND
-#   install                install Slurm from the packages of Debian or Ubuntu
 #   up [N]                 start a cluster of N nodes (2)
 #   shell [COMMAND...]     a shell, or COMMAND, on the login side of the cluster
 #   status                 the nodes and the link between them; fails if no cluster is up
@@ -10,10 +9,12 @@
 #   link off               full speed again
 #   down                   stop everything and leave nothing behind
 #
-# It needs root. Each node is a set of Linux namespaces: its own host name, network card, processes
-# and /dev/shm; all nodes share the files of this machine, as on a cluster, and reach each other by
-# name, but nothing outside. Each claims 128 cores and 4 GPUs, which need not exist: Slurm counts
-# them and sets CUDA_VISIBLE_DEVICES.
+# It needs root, and packages of Debian or Ubuntu: apt-get install slurm-wlm munge iproute2
+#
+# Each node is a set of Linux namespaces: its own host name, network card, processes and /dev/shm;
+# all nodes share the files of this machine, as on a cluster, and reach each other by name, but
+# nothing outside. Each claims 128 cores and 4 GPUs, which need not exist: Slurm counts them and sets
+# CUDA_VISIBLE_DEVICES.
 # Any account and QOS is accepted. A job that is put back into the queue starts again after 10
 # seconds, instead of Slurm's 2 minutes. No Slurm set-up of the machine is read or changed.
 #
@@ -42,29 +43,6 @@ state=$(realpath -m -- "${LOCAL_SLURM_DIR:-/run/local-slurm}")
 [[ $state =~ ^/[A-Za-z0-9._/+-]{1,79}$ ]] ||
   die "The folder of the cluster must be a path of at most 80 letters, digits and ._/+-, not: $state"
 mark=LOCAL_SLURM_CLUSTER=$state # in the environment of every process of this cluster
-
-install_packages() {
-  local policy=/usr/sbin/policy-rc.d output
-  if type munged slurmctld slurmd >/dev/null 2>&1; then
-    echo "Slurm is already installed: $(slurmd -V)"
-    return
-  fi
-  ((EUID == 0)) || die "Only root can install packages: run this as root."
-  command -v apt-get >/dev/null || die "This needs apt-get, so Debian or Ubuntu."
-  echo "Installing with apt-get. No service is started now."
-  if [[ ! -e $policy ]]; then # the way to tell Debian's packages to start nothing
-    trap 'rm -f /usr/sbin/policy-rc.d' EXIT
-    printf '#!/bin/sh\nexit 101\n' >"$policy"
-    chmod 755 "$policy"
-  fi
-  export DEBIAN_FRONTEND=noninteractive
-  output=$(apt-get update 2>&1) || die "apt-get update failed:" "$output"
-  output=$(apt-get install --yes --no-install-recommends slurm-wlm munge iproute2 2>&1) ||
-    die "apt-get install failed:" "$output"
-  # Nor when the machine starts.
-  [[ ! -d /run/systemd/system ]] || systemctl --quiet disable munge slurmctld slurmd
-  echo "Installed: $(slurmd -V)"
-}
 
 # The ids of the processes of this cluster: those with the mark, and the daemons of job steps,
 # which overwrite their environment, but have the log of their node open for writing.
@@ -192,7 +170,7 @@ up() {
   nodes=${1:-2}
   [[ $nodes =~ ^([1-9]|[12][0-9]|3[0-2])$ ]] || die "The number of nodes must be 1 to 32, not: $nodes"
   type slurmctld slurmd sinfo munged >/dev/null 2>&1 ||
-    die "Slurm is not installed: run scripts/local_slurm.sh install (as root)"
+    die "Slurm is not installed: apt-get install slurm-wlm munge iproute2 (as root)"
   ((EUID == 0)) || die "Only root can make network namespaces: run this as root."
   "${namespaces[@]}" --mount-proc sh -c "$test" 2>/dev/null ||
     die "This system does not let us make network namespaces. A virtual machine does."
@@ -261,7 +239,6 @@ link() {
 
 case ${1:-} in
   -h | --help) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p;}' "$self" ;;
-  install) install_packages ;;
   up) up "${@:2}" ;;
   shell)
     need_cluster

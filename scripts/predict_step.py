@@ -32,12 +32,6 @@ def make_step(ranks, samples, args):
     return LESSON.Step(ranks, samples, link, [megabytes / count] * count, [*full_at, ms, ms])
 
 
-def hiding_nothing(step):
-    """Return the Step as if no bucket were sent before backward ends."""
-    end_of_backward = step.times[-2]
-    return step._replace(times=[end_of_backward] * len(step.sizes) + step.times[-2:])
-
-
 def table(all_ranks, args):
     """Yield the lines of the table: what lesson 18 calls weak and strong scaling."""
     in_all = args.samples * args.gpus_per_node
@@ -70,8 +64,8 @@ def numbers(text):
     return sorted({int(part) for part in text.split(",")})
 
 
-def parse_args():
-    """Return the arguments; exit if a number is not more than 0."""
+def main():
+    """Print what is assumed, the table, and up to how many nodes it is worth it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -88,12 +82,6 @@ def parse_args():
     given = (args.parameters, args.step_ms, args.samples, args.gpus_per_node, args.latency_us)
     if min(given) <= 0:
         parser.error("every number must be more than 0")
-    return args
-
-
-def main():
-    """Print what is assumed, the table, and up to how many nodes it is worth it."""
-    args = parse_args()
     speed = f"{args.link:g} Gbit/s and {args.latency_us:g} us between nodes"
     print(f"assumed: {speed}, {args.link_within:g} Gbit/s in a node (--link-within)")
     ranks = {nodes * args.gpus_per_node for nodes in args.nodes}
@@ -104,7 +92,9 @@ def main():
     for nodes in args.nodes:
         many = make_step(nodes * args.gpus_per_node, args.samples, args)
         _, gain = LESSON.gains([node, many])
-        _, serial = LESSON.gains([hiding_nothing(node), hiding_nothing(many)])
+        # As if no bucket were sent before backward ends.
+        alone = [step._replace(times=[step.times[-2]] * len(step.times)) for step in (node, many)]
+        _, serial = LESSON.gains(alone)
         if gain >= nodes / 2:  # each node does at least half of what a single one does
             best = nodes
     name = LESSON.counted(nodes, "node")

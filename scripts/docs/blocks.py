@@ -73,9 +73,13 @@ def fill(text, page, course):
     """
 
     def replace(match):
-        begin, kind, words, old, end = match.groups()
+        begin, kind, text, old, end = match.groups()
+        words, _, marked = text.partition(" mark ")
         try:
-            return begin + (make(kind, shlex.split(words), page, course) or old) + end
+            new = KINDS[kind](course, page, *shlex.split(words))
+            if marked:
+                new = excerpts.highlighted(new, shlex.split(marked))
+            return begin + (new or old) + end
         except NOTHING:
             raise ValueError(f"{page}: nothing matches this mark: {begin.strip()}") from None
 
@@ -91,13 +95,3 @@ def fill(text, page, course):
     if blocks != text.count("<!-- begin ") or values != text.count("<!-- n "):
         raise ValueError(f"{page}: a mark has no end, or a > in it.")
     return text
-
-
-def make(kind, words, page, course):
-    """Return what belongs into a block; None to leave it as it is."""
-    marked = []
-    if "mark" in words:
-        i = words.index("mark")
-        words, marked = words[:i], words[i + 1 :]
-    new = KINDS[kind](course, page, *words)
-    return excerpts.highlighted(new, marked) if marked else new

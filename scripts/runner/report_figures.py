@@ -154,16 +154,18 @@ def bandwidth(axes, results):
     plain_ticks(axes.yaxis)
 
 
-# What is drawn: the function, the lessons that it is made from, the title and the caption.
+# The captions.
 EQUAL = """Each of these lessons trains in two ways that should give the same losses: many ranks
 and one process, or a file and memory. Left of the line (1e-05), only rounding differs."""
-RATE = """The farther a curve is above one process's, the more its larger global batch has cost."""
-SHARES = """Lesson 5 sends its gradients after computing, but test-profile (profile) while computing.
-A message costs no extra time only if its rank computes at the same time."""
-SCALING = """In weak scaling, the batch per process stays; in strong scaling, the global batch stays.
-A bar is the median of several rounds, and its line goes from the lowest to the highest."""
+RATE = "The farther a curve is above one process's, the more its larger global batch has cost."
+SHARES = """Lesson 5 sends its gradients after computing, but test-profile (profile) while
+computing. A message costs no extra time only if its rank computes at the same time."""
+SCALING = """In weak scaling, the batch per process stays; in strong scaling, the global batch
+stays. A bar is the median of several rounds, and its line goes from the lowest to the highest."""
 COST = """Every message has a fixed cost. A small message costs little else, so only a large one
 comes near what the connection can carry."""
+
+# What is drawn: the function, the lessons that it is made from, the title and the caption.
 CHAIN = ("4", "6", "7", "10", "11", "13", "15", "16", "17", "20")
 FIGURES = [
     (gaps, CHAIN, "Equal losses", EQUAL),
