@@ -84,9 +84,8 @@ def parts_of(day, pages):
     for part in day["parts"]:
         page = page_of(part["page"], pages) if "page" in part else None
         title = title_of(page) if page else part["title"]
-        minutes = page["minutes"] if page else part["minutes"]
-        parts.append((clock, minutes, title, page, part))
-        clock += minutes
+        parts.append((clock, part["minutes"], title, page, part))
+        clock += part["minutes"]
     return parts
 
 

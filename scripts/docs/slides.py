@@ -14,7 +14,8 @@ def here(course, page, name):
     words = []
     for other, x in named.items():
         if x["day"] == named[name]["day"]:
-            word = f"{other} {x['topic']}" if other.isdigit() else x["topic"]
+            word = x.get("strip") or x["topic"]
+            word = f"{other} {word}" if other.isdigit() else word
             words.append(f"**{word}**" if other == name else word)
     return f'<!-- _footer: "{" · ".join(words)}" -->\n'
 
@@ -22,9 +23,8 @@ def here(course, page, name):
 def agenda(course, here, day):
     """Return the agenda of a day: the parts up to lunch beside the parts after it."""
     rows = []
-    for _, minutes, title, page, part in parts_of(course.days[day], course.pages):
-        topic = part.get("topic") or (page or {}).get("topic", "")
-        rows.append([title, topic, str(minutes)])
+    for _, minutes, title, _, part in parts_of(course.days[day], course.pages):
+        rows.append([title, part.get("topic", ""), str(minutes)])
     half = [row[0] for row in rows].index("Lunch") + 1
     halves = itertools.zip_longest(rows[:half], rows[half:], fillvalue=["", "", ""])
     rows = [morning + afternoon for morning, afternoon in halves]

@@ -54,7 +54,7 @@ def stand_ins(tmp_path):
         file = tmp_path / f"{name}.py"
         file.write_text(program)
         limit = 600 if name == "slow" else 4
-        tables.append(f'[[lesson]]\nfile = "{file}"\nidea = "{name}"\nlimit = {limit}\n')
+        tables.append(f'[[page]]\nfile = "{file}"\nidea = "{name}"\nlimit = {limit}\n')
     course = tmp_path / "course.toml"
     course.write_text("\n".join(tables))
     return ["--course", course]
