@@ -39,15 +39,15 @@ import re
 import shlex
 
 from catalog import read_course, read_days, read_exercises, read_pages
-from docs import excerpts, pages, records, slides
-from docs.values import read_values, value
+from docs import excerpts, pages, records
+from docs.records import value
 
 BLOCK = re.compile(r"(<!-- begin (\w+)([^>]*?) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
 VALUE = re.compile(r"(<!-- n (\S+) -->)([^<]*)(<!-- /n -->)")
 # Each takes the course, the page, and the words of the mark.
 KINDS = [pages.head, pages.foot, pages.lessons, pages.timetable, pages.exercises]
 KINDS += [excerpts.code, excerpts.diff, excerpts.output]
-KINDS += [slides.here, slides.agenda, slides.exercise, slides.consequence]
+KINDS += [pages.here, pages.agenda, pages.exercise, pages.consequence]
 KINDS += [records.measured, records.faults]
 KINDS = {function.__name__: function for function in KINDS}
 
@@ -62,7 +62,7 @@ class Course:
         self.lessons, self.exercises, self.days = ({x["id"]: x for x in some} for some in lists)
         self.pages = read_pages()
         self.records = records.read_records()
-        self.values = read_values()
+        self.values = records.read_values()
         self.faults = None  # the table, where the tests of faults have just been run
 
 

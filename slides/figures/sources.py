@@ -11,8 +11,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from catalog import load  # noqa: E402
 from docs.blocks import Course  # noqa: E402
-from docs.records import SHOWN  # noqa: E402
-from docs.values import value  # noqa: E402
+from docs.records import SHOWN, value  # noqa: E402
 
 COURSE = Course()
 RECORD = COURSE.records[SHOWN]
