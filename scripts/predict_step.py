@@ -1,7 +1,7 @@
 """Predict how fast a model trains on nodes that you don't have yet.
 
 Usage: scripts/predict_step.py --parameters 25e6 --step-ms 180 --samples 64
-                               [--nodes 1,2,4,8] [--gpus-per-node 4] [--link 200Gbit]
+                               [--nodes 1 2 4 8] [--gpus-per-node 4] [--link 200Gbit]
 
 The formulas are lesson 18's, with NCCL's ring or tree. You need the time of a step on one GPU. The
 prediction assumes float32 gradients, in buckets of about 25 MB as DDP has them, and a backward that
@@ -57,13 +57,6 @@ def gigabits(text):
     return float(match[1]) / (1000 if match[2] == "m" else 1)
 
 
-def numbers(text):
-    """Return an argument such as 1,2,4 as a list of whole numbers."""
-    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
-        raise argparse.ArgumentTypeError(f"must be like 1,2,4, not {text}")
-    return sorted({int(part) for part in text.split(",")})
-
-
 def main():
     """Print what is assumed, the table, and up to how many nodes it is worth it."""
     parser = argparse.ArgumentParser(
@@ -73,14 +66,14 @@ def main():
     add("--parameters", type=float, required=True, help="of the model, such as 25e6")
     add("--step-ms", type=float, required=True, help="time of a step on one GPU")
     add("--samples", type=int, required=True, help="samples in this step")
-    add("--nodes", type=numbers, default=[1, 2, 4, 8], help="numbers of nodes (1,2,4,8)")
+    add("--nodes", type=int, nargs="+", default=[1, 2, 4, 8], help="numbers of nodes (1 2 4 8)")
     add("--gpus-per-node", type=int, default=4, help="GPUs of each node (4)")
     add("--link", type=gigabits, default=10.0, help="speed between nodes (10Gbit)")
     add("--latency-us", type=float, default=20.0, help="latency between nodes (20)")
     add("--link-within", type=gigabits, default=400.0, help="speed in a node (400Gbit)")
     args = parser.parse_args()
     given = (args.parameters, args.step_ms, args.samples, args.gpus_per_node, args.latency_us)
-    if min(given) <= 0:
+    if min(*given, *args.nodes) <= 0:
         parser.error("every number must be more than 0")
     speed = f"{args.link:g} Gbit/s and {args.latency_us:g} us between nodes"
     print(f"assumed: {speed}, {args.link_within:g} Gbit/s in a node (--link-within)")
@@ -89,7 +82,7 @@ def main():
         print(line)
     best = 1
     node = make_step(args.gpus_per_node, args.samples, args)
-    for nodes in args.nodes:
+    for nodes in sorted(args.nodes):
         many = make_step(nodes * args.gpus_per_node, args.samples, args)
         _, gain = LESSON.gains([node, many])
         # As if no bucket were sent before backward ends.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from catalog import ROOT
 
+BEGIN = 9 * 60  # the minute of the day at which a class begins
 DECKS = ["slides/day1.md", "slides/day2.md", "slides/beyond.md"]
 GLOBS = ("*.md", "[!.]*/*.md", "*/exercises/*.md", "tests/faults/*.md")
 PAGES = [str(x.relative_to(ROOT)) for glob in GLOBS for x in sorted(ROOT.glob(glob))]
@@ -81,8 +82,7 @@ def parts_of(day, pages):
 
     page is a table of read_pages, or None for a part that is no page; part is course.toml's table.
     """
-    hour, minute = map(int, day["begin"].split(":"))
-    clock, parts = 60 * hour + minute, []
+    clock, parts = BEGIN, []
     for part in day["parts"]:
         page = page_of(part["page"], pages) if "page" in part else None
         title = title_of(page) if page else part["title"]
