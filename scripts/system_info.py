@@ -36,15 +36,9 @@ def gpus():
 
 def described(*more):
     """Return one line on this machine; more is what to add."""
-    words = [
-        platform.system(),
-        f"{cores()} CPU cores",
-        gpus(),
-        f"Python {platform.python_version()}",
-        f"torch {version('torch').partition('+')[0]}",  # 2.6.0+cu124 is 2.6.0
-        *more,
-    ]
-    return ", ".join(words)
+    torch = version("torch").partition("+")[0]  # 2.6.0+cu124 is 2.6.0
+    versions = [f"Python {platform.python_version()}", f"torch {torch}"]
+    return ", ".join([platform.system(), f"{cores()} CPU cores", gpus(), *versions, *more])
 
 
 def recorded(command, *more):

@@ -77,12 +77,12 @@ def record_faults():
 def main():
     """Update or check all pages and decks; return the exit status."""
     course = Course()
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="change nothing, report what is stale")
-    parser.add_argument(
-        "--record", nargs="*", metavar="ID", choices=course.lessons, help="run lessons, keep output"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--faults", action="store_true", help="run tests/faults, fill in its table")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--record", nargs="*", metavar="ID", choices=course.lessons)
+    parser.add_argument("--faults", action="store_true")
     args = parser.parse_args()
     failed = 0
     if args.record is not None:

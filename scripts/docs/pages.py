@@ -103,11 +103,10 @@ def timetable(course, here, day):
         whole += hours
         shown = f"{hours:.0f}" if hours else ""
         rows.append([f"{clock // 60:02}:{clock % 60:02}", name, str(minutes), links, shown])
+    head = ["begin", "part", "minutes", "exercises", "GPU-hours"]
     if not whole:
-        rows = [row[:-1] for row in rows]
-        return table(["begin", "part", "minutes", "exercises"], rows)
-    rows.append(["", "all", "", "", f"{whole:.0f}"])
-    return table(["begin", "part", "minutes", "exercises", "GPU-hours"], rows)
+        return table(head[:-1], [row[:-1] for row in rows])
+    return table(head, [*rows, ["", "all", "", "", f"{whole:.0f}"]])
 
 
 def exercises(course, here, where):

@@ -99,8 +99,6 @@ def value(course, name):
     if name in ("recorded", "on"):
         return record[name]
     how = (course.values["all"] | course.values.get(lesson, {}))[name]
-    if not isinstance(how, str) and "measured" in how:
-        return how["measured"]
     if not isinstance(how, str):
         words = re.findall(r"[a-z]\w*", how["formula"])
         texts = {word: value(course, f"{lesson}.{word}") for word in words}

@@ -80,8 +80,8 @@ def options_of(nodes, ranks, torchrun, environment):
         if most > 1 and ("gpu" in asked or environment.get("SLURM_GPUS_PER_TASK")):
             words = "a node has one task, and --gpus-per-task gives it the GPUs of one rank."
             sys.exit(f"With --torchrun {words} Ask with --gpus-per-node instead.")
-        options += [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"]
-        options += ["--distribution=block"]
+        options += [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}"]
+        options += ["--ntasks-per-node=1", "--distribution=block"]
         if same_cpus:  # otherwise each has all CPUs of its node
             options += [f"--cpus-per-task={cpus * most or cpus_on[0]}"]
         return cpus, options
