@@ -4,10 +4,8 @@ The first mark says what belongs there, the second one ends it:
 
     <!-- begin head 4 -->           the links to the pages before and after; minutes, script, slides
     <!-- begin foot 4 -->           the links again, at the end. Or a file: foot day2/NODES.md
-    <!-- begin code 4 train -->     a function, or a method: Class.method. A deck leaves out its
-                                    comments and docstring
-    <!-- begin code 4 train "a" "b" -->  from its first line that begins with a to the next line
-                                    that begins with b
+    <!-- begin code 4 train -->     a function, or Class.method; in a deck without its comments
+    <!-- begin code 4 train "a" "b" -->  from a line of it that begins with a to one with b
     <!-- begin output 4 -->         what the lesson printed when it was last recorded; folded in a
                                     page. In a deck, output 4 "a" "b": the lines that begin so
     <!-- begin diff 4 6 -->         what a lesson changes above its dividing line

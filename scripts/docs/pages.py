@@ -10,8 +10,8 @@ from catalog import ROOT
 BEGIN = 9 * 60  # the minute of the day at which a class begins
 DECKS = ["slides/day1.md", "slides/day2.md", "slides/beyond.md"]
 GLOBS = ("*.md", "[!.]*/*.md", "*/exercises/*.md", "tests/faults/*.md")
-PAGES = [str(x.relative_to(ROOT)) for glob in GLOBS for x in sorted(ROOT.glob(glob))]
-PAGES = [page for page in PAGES if page not in DECKS]
+FILES = [str(x.relative_to(ROOT)) for glob in GLOBS for x in sorted(ROOT.glob(glob))]
+PAGES = [file for file in FILES if file not in DECKS]
 
 
 def table(head, rows):
@@ -41,14 +41,10 @@ def page_of(name, pages):
 
 def foot(course, here, name):
     """Return the line with the links to the pages before and after, and to the day's list."""
-    i, words = course.pages.index(page_of(name, course.pages)), []
-    if i > 0:
-        before = course.pages[i - 1]
-        words.append(link(f"← {title_of(before)}", before["file"], here))
+    i = course.pages.index(page_of(name, course.pages))
+    words = [link(f"← {title_of(x)}", x["file"], here) for x in course.pages[:i][-1:]]
     words.append(f"[Day {here.partition('/')[0][-1]}](README.md)")
-    if i + 1 < len(course.pages):
-        after = course.pages[i + 1]
-        words.append(link(f"{title_of(after)} →", after["file"], here))
+    words += [link(f"{title_of(x)} →", x["file"], here) for x in course.pages[i + 1 :][:1]]
     return " · ".join(words) + "\n"
 
 

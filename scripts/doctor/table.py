@@ -89,9 +89,6 @@ def check_gpus(ranks):
     return f"{', '.join(counts)} on the nodes, {how}", ""
 
 
-# The rendezvous.
-
-
 def check_rendezvous(ranks):
     """Check that all ranks reached the first one."""
     apart = [rank for rank in ranks if not rank.get("met")]
@@ -115,9 +112,6 @@ def what_they_say(ranks, todo):
     who = f"rank {join_names(rank['rank'] for rank in ranks)} {on_nodes(ranks)}"
     error = ranks[0].get("error", "it said nothing more")
     return f"{who}: {error}. {ranks[0].get('where', '')}. {todo}"
-
-
-# The table.
 
 
 def read_lines(lines):
