@@ -137,9 +137,8 @@ def here(course, page, name):
 
 def agenda(course, here, day):
     """Return the agenda of a day: the parts up to lunch beside the parts after it."""
-    rows = []
-    for _, minutes, title, _, part in parts_of(course.days[day], course.pages):
-        rows.append([title, part.get("topic", ""), str(minutes)])
+    parts = parts_of(course.days[day], course.pages)
+    rows = [[title, part.get("topic", ""), str(minutes)] for _, minutes, title, _, part in parts]
     half = [row[0] for row in rows].index("Lunch") + 1
     halves = itertools.zip_longest(rows[:half], rows[half:], fillvalue=["", "", ""])
     rows = [morning + afternoon for morning, afternoon in halves]
