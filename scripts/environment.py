@@ -26,7 +26,7 @@ from catalog import ROOT, is_older, read_requirements
 
 PIP = [sys.executable, "-m", "pip"]
 PIP_INSTALL = [*PIP, "install", "--quiet", "--disable-pip-version-check"]
-# The constraints of an installation. The file is there until one has ended well.
+# The constraints of an installation. The file is there while it goes on, or if it was interrupted.
 UNFINISHED = "unfinished.txt"
 # In a line of `pip config list`: a setting that says where packages are, or how to get there.
 SOURCES = r"^[^=]*(index|index-url|find-links|constraint|cert|proxy|trusted-host)=.[^']"
@@ -111,6 +111,8 @@ def install(needed, lacking, kept):
     for where, packages, variables in steps:
         arguments = [*packages, "--constraint", str(constraints)]
         if not could_install(arguments, {**os.environ, **variables}, uv):
+            forget_unfinished()
+            constraints.unlink()
             sys.exit(f"The packages could not be installed {where}: the lines above say why.")
     constraints.unlink()
 
