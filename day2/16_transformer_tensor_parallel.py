@@ -4,7 +4,7 @@ Builds on: 15_transformer_fsdp.py
 New here:  column-wise and row-wise by hand; parallelize_module; a mesh with two names
 Run:       scripts/multinode_setup_and_run.sh day2/16_transformer_tensor_parallel.py
 Look for:  => mesh ...: losses within ... of one process (limit ...), ...: ok
-Try next:  --tensor 4, then 1; python scripts/count_messages.py 128x8, for 1,024 ranks
+Try next:  --tensor 4, then 1
 """
 
 import argparse

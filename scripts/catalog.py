@@ -19,16 +19,18 @@ REQUIREMENT = r'^([\w.-]+)((?:>=[\d.]+)?)(?:; python_version < "3\.(\d+)")?$'
 
 
 def read_course(file=SCRIPTS / "course.toml"):
-    """Return the lessons: a list of the tables [[lesson]] in a file like course.toml.
+    """Return the lessons: a list of the tables [[page]] of scripts, in a file like course.toml.
 
     Each also gets id, arguments, and nodes, which says whether the lesson runs on all nodes.
     """
     lessons = []
-    for lesson in tomllib.loads(file.read_text())["lesson"]:
-        number, _, _ = Path(lesson["file"]).stem.partition("_")
-        name = number if number.isdigit() else Path(lesson["file"]).stem
-        nodes = number.isdigit() and lesson["file"].startswith("day2/")
-        lessons.append({"id": name, "nodes": nodes, "arguments": [], **lesson})
+    for lesson in tomllib.loads(file.read_text())["page"]:
+        path = Path(lesson["file"])
+        if path.suffix == ".py":
+            number, _, _ = path.stem.partition("_")
+            name = number if number.isdigit() else path.stem
+            nodes = number.isdigit() and lesson["file"].startswith("day2/")
+            lessons.append({"id": name, "nodes": nodes, "arguments": [], **lesson})
     return lessons
 
 
@@ -62,23 +64,22 @@ def read_pages():
     """Return the lessons and the other pages of the course, in the order in which they are read.
 
     All have the keys file (of the page), idea and day: where they are taught, day1, day2 or beyond.
-    They have minutes if they are planned for a class, and taught says whether they are in a
-    timetable. A lesson also has its other keys of course.toml, and script. One that is explained
-    on another lesson's page names that page, and has none here.
+    taught says whether they are in a timetable; then they have its minutes, topic and strip. A
+    lesson also has its other keys of course.toml, and script. One that is explained on another
+    lesson's page names that page, and has none here.
     """
-    others = tomllib.loads((SCRIPTS / "course.toml").read_text())["page"]
+    lessons = {lesson["file"]: lesson for lesson in read_course()}
+    parts = {part.get("page"): (day["id"], part) for day in read_days() for part in day["parts"]}
     pages = []
-    for lesson in read_course():
-        pages += [page for page in others if page["before"] == lesson["id"]]
-        if "page" not in lesson:
-            script = lesson["file"]
-            page = str(Path(script).with_suffix(".md"))
-            pages.append({**lesson, "script": script, "file": page})
-    taught = {part.get("page"): day["id"] for day in read_days() for part in day["parts"]}
-    for page in pages:
-        name = page.get("id", page["file"])
-        page["day"] = taught.get(name, "beyond")
-        page["taught"] = name in taught
+    for page in tomllib.loads((SCRIPTS / "course.toml").read_text())["page"]:
+        if page["file"] in lessons:
+            script = Path(page["file"])
+            page = {"file": str(script.with_suffix(".md")), "script": str(script)}
+            page = {**lessons[str(script)], **page}
+        day, part = parts.get(page.get("id", page["file"]), ("beyond", {}))
+        page |= {key: part[key] for key in ("minutes", "topic", "strip") if key in part}
+        if "page" not in page:
+            pages.append({**page, "day": day, "taught": bool(part)})
     return pages
 
 

@@ -11,22 +11,17 @@
 set -euo pipefail
 
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-case ${1:-} in
-  -h | --help)
-    sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]}"
-    exit
-    ;;
-  --local) ;;
-  *)
-    if (($#)); then
-      echo "There is no option $1. See scripts/doctor.sh --help" >&2
-      exit 1
-    elif [[ -z ${SLURM_JOB_ID:-} ]]; then
-      echo "This is not inside a Slurm allocation: day2/NODES.md says how to get one. Without Slurm: scripts/doctor.sh --local 2x2" >&2
-      exit 1
-    fi
-    ;;
-esac
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+  sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]}"
+  exit
+fi
+simulated=''
+if [[ ${1:-} == --local ]]; then
+  simulated=yes
+elif [[ -z ${SLURM_JOB_ID:-} ]]; then
+  echo "This is not inside a Slurm allocation: day2/NODES.md says how to get one. Without Slurm: scripts/doctor.sh --local 2x2" >&2
+  exit 1
+fi
 
 # All nodes should see this file. If it cannot be made, the ranks say so.
 token=$(mktemp .doctor-XXXXXX 2>/dev/null) || token=.doctor
@@ -34,5 +29,5 @@ trap 'rm -f "$token"' EXIT
 export SLURM_WAIT=35 # seconds from the end of the first rank: a site may let Slurm wait less, or longer
 # A rank may hang on its node, but must not keep the others from saying what they found.
 timeout --foreground --kill-after=10 40 "$scripts/multinode_setup_and_run.sh" "$@" \
-  "$scripts/doctor/probe.py" "$token" ${1:+--simulated} |
+  "$scripts/doctor/probe.py" "$token" ${simulated:+--simulated} |
   "${PYTHON:-python3}" "$scripts/doctor/table.py"

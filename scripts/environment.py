@@ -24,24 +24,20 @@ from pathlib import Path
 
 from catalog import ROOT, is_older, read_requirements
 
-# The constraints of an installation. The file is there as long as it goes on, or was interrupted.
+PIP = [sys.executable, "-m", "pip"]
+PIP_INSTALL = [*PIP, "install", "--quiet", "--disable-pip-version-check"]
+# The constraints of an installation. The file is there while it goes on, or if it was interrupted.
 UNFINISHED = "unfinished.txt"
 # In a line of `pip config list`: a setting that says where packages are, or how to get there.
 SOURCES = r"^[^=]*(index|index-url|find-links|constraint|cert|proxy|trusted-host)=.[^']"
 
 
-def installed(name):
+def version_of(name):
     """Return the version of a distribution, "" if it is not installed. Do not import torch."""
     try:
         return version(name)
     except PackageNotFoundError:
         return ""
-
-
-def lacks(name, oldest):
-    """Return whether a distribution is missing or too old."""
-    found = installed(name)
-    return not found or is_older(found, oldest)
 
 
 def make(venv, made_from):
@@ -60,25 +56,22 @@ def make(venv, made_from):
     (venv / "made-from").write_text("\n".join([*made_from, ""]))
 
 
-def find_installers(kept):
-    """Return the commands that can install into the current environment, the one to try first.
+def find_uv(kept):
+    """Return uv, the one in PATH or one that pip brings along; None where pip must install.
 
-    That is uv, which is fast: the one in PATH, or else one that pip brings along. But uv does not
-    see a site's packages, and does not know what pip's settings say about where packages are.
+    uv is fast. But it does not see a site's packages, and does not know what pip's settings say
+    about where packages are.
     """
-    pip = [sys.executable, "-m", "pip"]
-    install = [*pip, "install", "--quiet", "--disable-pip-version-check"]
-    settings = subprocess.run([*pip, "config", "list"], capture_output=True, text=True).stdout
+    settings = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True).stdout
     if kept or re.search(SOURCES, settings, re.M):
-        return [install]
+        return None
     path = os.pathsep.join([os.environ["PATH"], str(Path(sys.executable).parent)])
     if not shutil.which("uv", path=path):
-        subprocess.run([*install, "uv"], capture_output=True)
+        subprocess.run([*PIP_INSTALL, "uv"], capture_output=True)
     uv = shutil.which("uv", path=path)
     if not uv:
         print("There is no uv, and pip can't get it. pip goes on, and is slower.", flush=True)
-        return [install]
-    return [[uv, "pip", "install", "--quiet", "--python", sys.executable], install]
+    return uv
 
 
 def forget_unfinished():
@@ -88,16 +81,15 @@ def forget_unfinished():
             shutil.rmtree(info)
 
 
-def try_each(installers, arguments, variables):
-    """Return whether one could install. Those that could not are taken off the list."""
-    env = {**os.environ, **variables}
-    while subprocess.run([*installers[0], *arguments], env=env).returncode:
+def could_install(arguments, env, uv):
+    """Install with uv, if there is one, or else with pip. Return whether that went well."""
+    if uv:
+        command = [uv, "pip", "install", "--quiet", "--python", sys.executable, *arguments]
+        if subprocess.run(command, env=env).returncode == 0:
+            return True
         forget_unfinished()
-        if len(installers) == 1:
-            return False
         print("uv failed: the lines above say why. pip goes on, and is slower.", flush=True)
-        installers.pop(0)
-    return True
+    return subprocess.run([*PIP_INSTALL, *arguments], env=env).returncode == 0
 
 
 def install(needed, lacking, kept):
@@ -106,7 +98,7 @@ def install(needed, lacking, kept):
     print(f"Installing what {venv} lacks: {lacking}.", flush=True)
     constraints = Path(sys.prefix, UNFINISHED)
     constraints.write_text("\n".join([*kept, ""]))
-    installers = find_installers(kept)
+    uv = find_uv(kept)
     # Without what the site has: for pip, its torch 2.6.0a0+site is older than torch>=2.6.
     there = [line.partition("==")[0] for line in kept]
     wanted = {name: name + oldest for name, oldest in needed.items() if name not in there}
@@ -118,7 +110,8 @@ def install(needed, lacking, kept):
         steps.insert(0, (f"from {index}", both, variables))
     for where, packages, variables in steps:
         arguments = [*packages, "--constraint", str(constraints)]
-        if not try_each(installers, arguments, variables):
+        if not could_install(arguments, {**os.environ, **variables}, uv):
+            forget_unfinished()
             constraints.unlink()
             sys.exit(f"The packages could not be installed {where}: the lines above say why.")
     constraints.unlink()
@@ -132,15 +125,18 @@ def choose_environment(venv, needed, own_torch):
     unfinished = inside and (venv / UNFINISHED).exists()
     if unfinished:
         forget_unfinished()
-    lacking = [name for name, oldest in needed.items() if lacks(name, oldest)]
-    if unfinished and not lacking:
-        lacking = ["what others need"]
-    names = ("torch", "torchvision") if installed("torch") and not own_torch else ()
-    kept = [f"{name}=={installed(name)}" for name in names if installed(name)]
-    if kept and not inside and lacks("torch", needed["torch"]):
-        here = f"this environment has {installed('torch')}"
+    there = {name: version_of(name) for name in needed}
+    lacking = [x for x in needed if not there[x] or is_older(there[x], needed[x])]
+    if unfinished:
+        lacking = lacking or ["what others need"]
+    kept = []
+    if there["torch"] and not own_torch:
+        kept = [f"{name}=={there[name]}" for name in ("torch", "torchvision") if there[name]]
+    if kept and not inside and "torch" in lacking:
         todo = "Load a newer module, or leave this environment: deactivate"
-        sys.exit(f"torch {needed['torch'].strip('>=')} or newer is needed; {here}. {todo}")
+        oldest = needed["torch"].strip(">=")
+        here = f"this environment has {there['torch']}"
+        sys.exit(f"torch {oldest} or newer is needed; {here}. {todo}")
     if not lacking and (inside or not own_torch):
         return
     if inside:

@@ -2,7 +2,6 @@
 # A real Slurm cluster of several nodes on this one machine, to learn and to test with.
 #
 # Usage: scripts/local_slurm.sh COMMAND
-#   install                install Slurm from the packages of Debian or Ubuntu (as root)
 #   up [N]                 start a cluster of N nodes (2)
 #   shell [COMMAND...]     a shell, or COMMAND, on the login side of the cluster
 #   status                 the nodes and the link between them; fails if no cluster is up
@@ -10,22 +9,22 @@
 #   link off               full speed again
 #   down                   stop everything and leave nothing behind
 #
-# As root, each node is a set of Linux namespaces: its own host name, network card, processes
-# and /dev/shm; all nodes share the files of this machine, as on a cluster, and reach each
-# other by name, but nothing outside. Otherwise the nodes are daemons on 127.0.0.1 that share
-# its host name. Either way each node claims 128 cores and 4 GPUs, which need not exist: Slurm
-# counts them and sets CUDA_VISIBLE_DEVICES.
+# It needs root, and packages of Debian or Ubuntu: apt-get install slurm-wlm munge iproute2
+#
+# Each node is a set of Linux namespaces: its own host name, network card, processes and /dev/shm;
+# all nodes share the files of this machine, as on a cluster, and reach each other by name, but
+# nothing outside. Each claims 128 cores and 4 GPUs, which need not exist: Slurm counts them and sets
+# CUDA_VISIBLE_DEVICES.
 # Any account and QOS is accepted. A job that is put back into the queue starts again after 10
 # seconds, instead of Slurm's 2 minutes. No Slurm set-up of the machine is read or changed.
 #
 # Environment:
-#   LOCAL_SLURM_DIR        where the cluster lives (/run/local-slurm, or a folder in $TMPDIR if
-#                          not root); clusters in different folders run side by side
-#   LOCAL_SLURM_MODE       loopback: use no namespaces, even if they would work
+#   LOCAL_SLURM_DIR        where the cluster lives (/run/local-slurm); clusters in different folders
+#                          run side by side
 #   LOCAL_SLURM_SETTINGS   more lines for slurm.conf: LaunchParameters=use_interactive_step
 #
-# To lose a node: kill -9 "$(cat /run/local-slurm/node2.pid)". All that runs on it dies with it;
-# without namespaces only its daemon does. The logs are in the same folder.
+# To lose a node: kill -9 "$(cat /run/local-slurm/node2.pid)". All that runs on it dies with it. The
+# logs are in the same folder.
 set -euo pipefail
 
 subnet=10.77.0 # node I is $subnet.I; seen only inside the cluster
@@ -39,38 +38,11 @@ die() {
 
 [[ -d /proc/self ]] || die "Slurm needs Linux."
 self=$(readlink -f "${BASH_SOURCE[0]}")
-state=/run/local-slurm
-if ((EUID != 0)); then
-  state=${TMPDIR:-/tmp}/local-slurm-$EUID
-fi
-state=$(realpath -m -- "${LOCAL_SLURM_DIR:-$state}")
+state=$(realpath -m -- "${LOCAL_SLURM_DIR:-/run/local-slurm}")
 # Slurm reads no blanks in its settings, and the path of a Unix socket has room for 107 bytes.
 [[ $state =~ ^/[A-Za-z0-9._/+-]{1,79}$ ]] ||
   die "The folder of the cluster must be a path of at most 80 letters, digits and ._/+-, not: $state"
 mark=LOCAL_SLURM_CLUSTER=$state # in the environment of every process of this cluster
-
-install_packages() {
-  local policy=/usr/sbin/policy-rc.d output
-  if type munged slurmctld slurmd >/dev/null 2>&1; then
-    echo "Slurm is already installed: $(slurmd -V)"
-    return
-  fi
-  ((EUID == 0)) || die "Only root can install packages: run this as root."
-  command -v apt-get >/dev/null || die "This needs apt-get, so Debian or Ubuntu."
-  echo "Installing with apt-get. No service is started now."
-  if [[ ! -e $policy ]]; then # the way to tell Debian's packages to start nothing
-    trap 'rm -f /usr/sbin/policy-rc.d' EXIT
-    printf '#!/bin/sh\nexit 101\n' >"$policy"
-    chmod 755 "$policy"
-  fi
-  export DEBIAN_FRONTEND=noninteractive
-  output=$(apt-get update 2>&1) || die "apt-get update failed:" "$output"
-  output=$(apt-get install --yes --no-install-recommends slurm-wlm munge iproute2 2>&1) ||
-    die "apt-get install failed:" "$output"
-  # Nor when the machine starts.
-  [[ ! -d /run/systemd/system ]] || systemctl --quiet disable munge slurmctld slurmd
-  echo "Installed: $(slurmd -V)"
-}
 
 # The ids of the processes of this cluster: those with the mark, and the daemons of job steps,
 # which overwrite their environment, but have the log of their node open for writing.
@@ -88,12 +60,9 @@ is_up() {
 
 need_cluster() {
   is_up || die "No cluster is up in $state: start one with scripts/local_slurm.sh up"
-  mode=$(<"$state/local_slurm.mode")
-  enter=(env) # how to run a command on the login side
-  if [[ $mode == full ]]; then
-    enter=(nsenter --target "$(<"$state/login.pid")" --net --uts --mount env)
-  fi
-  enter+=("--chdir=$PWD" "SLURM_CONF=$state/slurm.conf" "$mark")
+  # How to run a command on the login side.
+  enter=(nsenter --target "$(<"$state/login.pid")" --net --uts --mount)
+  enter+=(env "--chdir=$PWD" "SLURM_CONF=$state/slurm.conf" "$mark")
 }
 
 stop() {
@@ -105,32 +74,11 @@ stop() {
     sleep 0.1
   done
   ((${#pids[@]} == 0)) || die "These processes of the cluster cannot be stopped: ${pids[*]}"
-  [[ ! -e $state/local_slurm.mode ]] || rm -rf "$state"
-}
-
-# Sets mode, and says why if it is not the full one.
-choose_mode() {
-  local why='' test='ip link add bridge type bridge && ip link add eth0 type veth peer name node1'
-  if [[ ${LOCAL_SLURM_MODE:-} == loopback ]]; then
-    why='LOCAL_SLURM_MODE says so'
-  elif ((EUID != 0)); then
-    why='only root can make network namespaces'
-  elif ! "${namespaces[@]}" --mount-proc sh -c "$test" 2>/dev/null; then
-    why='this system does not let us make network namespaces'
-  fi
-  mode=full
-  [[ -n $why ]] || return 0
-  mode=loopback
-  echo "The nodes are daemons on 127.0.0.1, without their own network: $why."
+  [[ ! -e $state/slurm.conf ]] || rm -rf "$state"
 }
 
 write_config() {
-  local i address port=6817 login=login cgroup=disabled
-  if [[ $mode == loopback ]]; then
-    login=$(hostname)
-    login="${login%%.*}(127.0.0.1)"
-    port=$((10000 + RANDOM % 20000)) # the ports of the daemons follow
-  fi
+  local i cgroup=disabled
   (umask 077 && head -c 1024 /dev/urandom >"$state/munge.key")
   # Slurm numbers the GPUs by the names of device files: these are /dev/null.
   for i in {0..3}; do ln -s /dev/null "$state/gpu$i"; done
@@ -149,10 +97,9 @@ write_config() {
   } >"$state/hosts"
   cat >"$state/slurm.conf" <<END
 ClusterName=local
-SlurmctldHost=$login
-SlurmctldPort=$port
-SlurmUser=$(id -un)
-SlurmdUser=$(id -un)
+SlurmctldHost=login
+SlurmUser=root
+SlurmdUser=root
 AuthInfo=socket=$state/munge.socket,cred_expire=10
 StateSaveLocation=$state/slurmctld
 SlurmctldPidFile=$state/slurmctld/pid
@@ -177,39 +124,29 @@ ${LOCAL_SLURM_SETTINGS:-}
 END
   for ((i = 1; i <= nodes; i++)); do
     mkdir "$state/node$i"
-    address="NodeAddr=$subnet.$i"
-    if [[ $mode == loopback ]]; then
-      address="NodeHostname=${login%(*} NodeAddr=127.0.0.1 Port=$((port + i))"
-    fi
-    echo "NodeName=node$i $address" >>"$state/slurm.conf"
+    echo "NodeName=node$i NodeAddr=$subnet.$i" >>"$state/slurm.conf"
   done
 }
 
-# The first process of the cluster: starts all others, and in full mode they die with it.
+# The first process of the cluster: starts all others, and they die with it.
 run_login() {
-  local i start
-  if [[ $mode == full ]]; then
-    hostname login
-    mount --bind "$state/hosts" /etc/hosts
-    touch "$state/login.net"
-    mount --bind /proc/self/ns/net "$state/login.net"
-    ip link set lo up
-    ip link add bridge type bridge
-    ip address add "$subnet.254/24" dev bridge
-    ip link set bridge up
-  fi
+  local i
+  hostname login
+  mount --bind "$state/hosts" /etc/hosts
+  touch "$state/login.net"
+  mount --bind /proc/self/ns/net "$state/login.net"
+  ip link set lo up
+  ip link add bridge type bridge
+  ip address add "$subnet.254/24" dev bridge
+  ip link set bridge up
   munged --force --socket="$state/munge.socket" --key-file="$state/munge.key" \
     --pid-file="$state/munge.pid" --log-file="$state/munge.log" --seed-file="$state/munge.seed"
   slurmctld -D -c &
   for ((i = 1; i <= nodes; i++)); do
-    start=(slurmd -D -N "node$i")
-    if [[ $mode == full ]]; then
-      start=("${namespaces[@]}" --mount-proc bash "$self" _node "$i")
-    fi
     ( # the process id that the machine knows it by, not the one in this namespace
       read -r pid _ </proc/self/stat
       echo "$pid" >"$state/node$i.pid"
-      exec "${start[@]}"
+      exec "${namespaces[@]}" --mount-proc bash "$self" _node "$i"
     ) &
   done
   wait
@@ -229,11 +166,14 @@ run_node() {
 }
 
 up() {
-  local start=()
+  local test='ip link add bridge type bridge && ip link add eth0 type veth peer name node1'
   nodes=${1:-2}
   [[ $nodes =~ ^([1-9]|[12][0-9]|3[0-2])$ ]] || die "The number of nodes must be 1 to 32, not: $nodes"
   type slurmctld slurmd sinfo munged >/dev/null 2>&1 ||
-    die "Slurm is not installed: run scripts/local_slurm.sh install (as root)"
+    die "Slurm is not installed: apt-get install slurm-wlm munge iproute2 (as root)"
+  ((EUID == 0)) || die "Only root can make network namespaces: run this as root."
+  "${namespaces[@]}" --mount-proc sh -c "$test" 2>/dev/null ||
+    die "This system does not let us make network namespaces. A virtual machine does."
   [[ -z $(processes) ]] ||
     die "A cluster is already up in $state: stop it first with scripts/local_slurm.sh down"
   stop # what a crash has left
@@ -241,16 +181,14 @@ up() {
   mkdir -p "$state"
   [[ -O $state && -z $(ls -A "$state") ]] ||
     die "$state holds other files or belongs to someone else: set LOCAL_SLURM_DIR."
-  choose_mode
   trap 'tail -n 5 "$state/log" >&2 || true; stop; die "The cluster did not start."' EXIT
-  echo "$mode" >"$state/local_slurm.mode"
+  touch "$state/slurm.conf"
   mkdir "$state/slurmctld"
   echo "Link between the nodes: full speed" >"$state/link"
   write_config
 
-  [[ $mode != full ]] || start=("${namespaces[@]}")
-  env "$mark" SLURM_CONF="$state/slurm.conf" setsid "${start[@]}" \
-    bash "$self" _login "$nodes" "$mode" </dev/null >"$state/log" 2>&1 &
+  env "$mark" SLURM_CONF="$state/slurm.conf" setsid "${namespaces[@]}" \
+    bash "$self" _login "$nodes" </dev/null >"$state/log" 2>&1 &
   echo $! >"$state/login.pid"
   disown
   SECONDS=0
@@ -281,7 +219,6 @@ link() {
   [[ -z $delay || $rate != off && $delay =~ ^[0-9]+(\.[0-9]+)?(us|ms|s)$ ]] ||
     die "DELAY must be a number with us, ms or s, such as 0.2ms."
   need_cluster
-  [[ $mode == full ]] || die "The nodes share 127.0.0.1: link needs root and namespaces."
   limit=(root tbf rate "$rate" burst 128k latency 50ms)
   delayed=("${limit[@]}")
   [[ -z $delay ]] || delayed=(root netem delay "$delay" rate "$rate" limit 10000)
@@ -302,7 +239,6 @@ link() {
 
 case ${1:-} in
   -h | --help) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p;}' "$self" ;;
-  install) install_packages ;;
   up) up "${@:2}" ;;
   shell)
     need_cluster
@@ -316,7 +252,7 @@ case ${1:-} in
     [[ ${LOCAL_SLURM_CLUSTER:-} != "$state" ]] || die "Leave the shell of the cluster first."
     stop
     ;;
-  _login) nodes=$2 mode=$3 && run_login ;;
+  _login) nodes=$2 && run_login ;;
   _node) run_node "$2" ;;
   *) die "Name a command: see scripts/local_slurm.sh --help" ;;
 esac

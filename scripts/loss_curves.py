@@ -1,6 +1,6 @@
 """Loss curves: what lessons wrote for TensorBoard."""
 
-import itertools
+import numpy as np
 
 
 def losses(path):
@@ -19,11 +19,10 @@ def thinned(curve, points):
     curve is [(images seen, loss), ...]. A point stands for many steps, because a single batch is
     noisy.
     """
-    points = min(points, len(curve))
-    bounds = [round(i * len(curve) / points) for i in range(points + 1)]
-    seen = [0, *(images for images, _ in curve)]
-    means = []
-    for begin, end in itertools.pairwise(bounds):
-        total = sum((seen[i + 1] - seen[i]) * curve[i][1] for i in range(begin, end))
-        means.append(total / (seen[end] - seen[begin]))
-    return [seen[end] for end in bounds[1:]], means
+    seen, means = [], []
+    steps = np.array(curve, dtype=float)
+    images = np.diff(steps[:, 0], prepend=0)
+    for part in np.array_split(np.arange(len(curve)), min(points, len(curve))):
+        seen.append(int(steps[part[-1], 0]))
+        means.append(float(np.average(steps[part, 1], weights=images[part])))
+    return seen, means

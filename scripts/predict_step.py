@@ -1,7 +1,7 @@
 """Predict how fast a model trains on nodes that you don't have yet.
 
 Usage: scripts/predict_step.py --parameters 25e6 --step-ms 180 --samples 64
-                               [--nodes 1,2,4,8] [--gpus-per-node 4] [--link 200Gbit]
+                               [--nodes 1 2 4 8] [--gpus-per-node 4] [--link 200Gbit]
 
 The formulas are lesson 18's, with NCCL's ring or tree. You need the time of a step on one GPU. The
 prediction assumes float32 gradients, in buckets of about 25 MB as DDP has them, and a backward that
@@ -32,12 +32,6 @@ def make_step(ranks, samples, args):
     return LESSON.Step(ranks, samples, link, [megabytes / count] * count, [*full_at, ms, ms])
 
 
-def hiding_nothing(step):
-    """Return the Step as if no bucket were sent before backward ends."""
-    end_of_backward = step.times[-2]
-    return step._replace(times=[end_of_backward] * len(step.sizes) + step.times[-2:])
-
-
 def table(all_ranks, args):
     """Yield the lines of the table: what lesson 18 calls weak and strong scaling."""
     in_all = args.samples * args.gpus_per_node
@@ -63,15 +57,8 @@ def gigabits(text):
     return float(match[1]) / (1000 if match[2] == "m" else 1)
 
 
-def numbers(text):
-    """Return an argument such as 1,2,4 as a list of whole numbers."""
-    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
-        raise argparse.ArgumentTypeError(f"must be like 1,2,4, not {text}")
-    return sorted({int(part) for part in text.split(",")})
-
-
-def parse_args():
-    """Return the arguments; exit if a number is not more than 0."""
+def main():
+    """Print what is assumed, the table, and up to how many nodes it is worth it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -79,21 +66,15 @@ def parse_args():
     add("--parameters", type=float, required=True, help="of the model, such as 25e6")
     add("--step-ms", type=float, required=True, help="time of a step on one GPU")
     add("--samples", type=int, required=True, help="samples in this step")
-    add("--nodes", type=numbers, default=[1, 2, 4, 8], help="numbers of nodes (1,2,4,8)")
+    add("--nodes", type=int, nargs="+", default=[1, 2, 4, 8], help="numbers of nodes (1 2 4 8)")
     add("--gpus-per-node", type=int, default=4, help="GPUs of each node (4)")
     add("--link", type=gigabits, default=10.0, help="speed between nodes (10Gbit)")
     add("--latency-us", type=float, default=20.0, help="latency between nodes (20)")
     add("--link-within", type=gigabits, default=400.0, help="speed in a node (400Gbit)")
     args = parser.parse_args()
     given = (args.parameters, args.step_ms, args.samples, args.gpus_per_node, args.latency_us)
-    if min(given) <= 0:
+    if min(*given, *args.nodes) <= 0:
         parser.error("every number must be more than 0")
-    return args
-
-
-def main():
-    """Print what is assumed, the table, and up to how many nodes it is worth it."""
-    args = parse_args()
     speed = f"{args.link:g} Gbit/s and {args.latency_us:g} us between nodes"
     print(f"assumed: {speed}, {args.link_within:g} Gbit/s in a node (--link-within)")
     ranks = {nodes * args.gpus_per_node for nodes in args.nodes}
@@ -101,10 +82,12 @@ def main():
         print(line)
     best = 1
     node = make_step(args.gpus_per_node, args.samples, args)
-    for nodes in args.nodes:
+    for nodes in sorted(args.nodes):
         many = make_step(nodes * args.gpus_per_node, args.samples, args)
         _, gain = LESSON.gains([node, many])
-        _, serial = LESSON.gains([hiding_nothing(node), hiding_nothing(many)])
+        # As if no bucket were sent before backward ends.
+        alone = [step._replace(times=[step.times[-2]] * len(step.times)) for step in (node, many)]
+        _, serial = LESSON.gains(alone)
         if gain >= nodes / 2:  # each node does at least half of what a single one does
             best = nodes
     name = LESSON.counted(nodes, "node")

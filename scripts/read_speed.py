@@ -60,13 +60,6 @@ def arrays(path):
             yield [file[name] for name in NAMES]
 
 
-def stored(path):
-    """Return how many MB the images of a layout take."""
-    with arrays(path) as (images, _):
-        size = images.nbytes if path.is_dir() else images.id.get_storage_size()
-        return size / 1e6
-
-
 def one_at_a_time(path, epoch):
     """Yield batches in random order, each image and its label read by itself."""
     with arrays(path) as both:
@@ -150,7 +143,11 @@ def main():
         return
     with tempfile.TemporaryDirectory() as folder:
         files = make_files(Path(folder))
-        sizes = [stored(files[layout]) for layout, *_ in WAYS]
+        sizes = []  # MB that the images take
+        for layout, *_ in WAYS:
+            with arrays(files[layout]) as (images, _):
+                chunked = hasattr(images, "id")
+                sizes.append((images.id.get_storage_size() if chunked else images.nbytes) / 1e6)
         rounds = [[rate(read, files[layout]) for layout, _, read in WAYS] for _ in range(REPEATS)]
     medians = [statistics.median(rates) for rates in zip(*rounds)]
     hdf5 = f"h5py {h5py.__version__} with HDF5 {h5py.version.hdf5_version}"

@@ -13,18 +13,10 @@
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu scripts/run_course.sh
 # takes torch and torchvision from there, which saves several GB.
 # What the lessons write (runs/, log/, log_ddp/) goes to the current folder.
-# As a batch job on one node: sbatch scripts/run_course.sh day1
+# As a batch job on one node: sbatch --wrap 'scripts/run_course.sh day1'
 set -euo pipefail
 
-script=${BASH_SOURCE[0]}
-if [[ -n ${SLURM_JOB_ID:-} && ! -d $(dirname "$script")/runner ]]; then
-  # Slurm runs a copy of this file. The job knows where the original is; arguments follow.
-  read -r script < <(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=//p')
-  while [[ ! -f $script && $script == *' '* ]]; do
-    script=${script% *}
-  done
-fi
-root=$(cd "$(dirname "$script")/.." && pwd)
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
   sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]}"
   exit

@@ -13,13 +13,6 @@ def cores():
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-def processor():
-    """Return the name of the CPU, or its kind if the system does not say more."""
-    file = Path("/proc/cpuinfo")
-    names = re.findall(r"^model name\s*: (.+)", file.read_text(), re.M) if file.exists() else []
-    return names[0] if names else platform.machine()
-
-
 def gpus():
     """Return how many GPUs of which kind torch sees, such as 4 x NVIDIA A100, or "no GPU"."""
     import torch  # here, because it takes seconds to load
@@ -36,15 +29,9 @@ def gpus():
 
 def described(*more):
     """Return one line on this machine; more is what to add."""
-    words = [
-        platform.system(),
-        f"{cores()} CPU cores",
-        gpus(),
-        f"Python {platform.python_version()}",
-        f"torch {version('torch').partition('+')[0]}",  # 2.6.0+cu124 is 2.6.0
-        *more,
-    ]
-    return ", ".join(words)
+    torch = version("torch").partition("+")[0]  # 2.6.0+cu124 is 2.6.0
+    versions = [f"Python {platform.python_version()}", f"torch {torch}"]
+    return ", ".join([platform.system(), f"{cores()} CPU cores", gpus(), *versions, *more])
 
 
 def recorded(command, *more):
@@ -55,11 +42,13 @@ def recorded(command, *more):
 def facts(command, began):
     """Return what a command ran on, when and how, as {name: text}; began in seconds as time."""
     begin = time.strftime("%Y-%m-%d %H:%M", time.localtime(began))
+    file = Path("/proc/cpuinfo")
+    model = re.search(r"^model name\s*: (.+)", file.read_text() if file.exists() else "", re.M)
     every = {
         "command": command,
         "when": f"{begin} to {time.strftime('%H:%M %Z')}",
         "machine": described(),
-        "processor": processor(),
+        "processor": model[1] if model else platform.machine(),
         "system": platform.platform(),
         "Slurm nodes": os.environ.get("SLURM_JOB_NODELIST", ""),
     }

@@ -74,28 +74,15 @@ def record_faults():
         return f"{line}\n{records.table_of_faults(folder)}"
 
 
-def update(course, check):
-    """Fill in the blocks of all pages, then of the decks; return the files that were stale."""
-    stale = []
-    for file in [*PAGES, *DECKS]:
-        old = (ROOT / file).read_text()
-        new = fill(old, file, course)
-        if new != old:
-            stale.append(file)
-            if not check:
-                (ROOT / file).write_text(new)
-    return stale
-
-
 def main():
     """Update or check all pages and decks; return the exit status."""
     course = Course()
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="change nothing, report what is stale")
-    parser.add_argument(
-        "--record", nargs="*", metavar="ID", choices=course.lessons, help="run lessons, keep output"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--faults", action="store_true", help="run tests/faults, fill in its table")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--record", nargs="*", metavar="ID", choices=course.lessons)
+    parser.add_argument("--faults", action="store_true")
     args = parser.parse_args()
     failed = 0
     if args.record is not None:
@@ -103,10 +90,17 @@ def main():
         course = Course()
     if args.faults:
         course.faults = record_faults()
-    try:
-        stale = update(course, args.check)
-    except ValueError as error:
-        sys.exit(str(error))
+    stale = []
+    for page in [*PAGES, *DECKS]:
+        old = (ROOT / page).read_text()
+        try:
+            new = fill(old, page, course)
+        except ValueError as error:
+            sys.exit(str(error))
+        if new != old:
+            stale.append(page)
+            if not args.check:
+                (ROOT / page).write_text(new)
     if args.check and stale:
         print(f"Stale: {', '.join(stale)}. Run: python scripts/update_docs.py")
         return 1

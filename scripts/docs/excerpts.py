@@ -15,27 +15,18 @@ DIVIDING_LINE = "\n# ---- Shared helpers, identical in every lesson\n"
 WIDTH = 69  # characters of a command or a proof that fit on a slide
 
 
-def lines_of(source, name):
-    """Return the lines of a function, a class or a method, taken from a lesson's source."""
-    node = ast.parse(source)
-    for part in name.split("."):
-        node = next(x for x in node.body if getattr(x, "name", None) == part)
-    return source.splitlines()[node.lineno - 1 : node.end_lineno]
-
-
-def between(lines, first, last):
-    """Return the lines from the one that begins with first to the next that begins with last."""
-    begins = [line.strip() for line in lines]
-    i = next(i for i, line in enumerate(begins) if line.startswith(first))
-    j = next(j for j, line in enumerate(begins) if j >= i and line.startswith(last))
-    return lines[i : j + 1]
-
-
 def code(course, page, name, function, *words):
     """Return an excerpt of a lesson as Markdown; see docs.blocks for the words."""
-    lines = lines_of((ROOT / course.lessons[name]["file"]).read_text(), function)
-    if words:
-        lines = between(lines, *words)
+    source = (ROOT / course.lessons[name]["file"]).read_text()
+    node = ast.parse(source)
+    for part in function.split("."):
+        node = next(x for x in node.body if getattr(x, "name", None) == part)
+    lines = source.splitlines()[node.lineno - 1 : node.end_lineno]
+    if words:  # from the line that begins with the first to the next that begins with the last
+        begins = [line.strip() for line in lines]
+        first = next(i for i, line in enumerate(begins) if line.startswith(words[0]))
+        last = next(i for i, line in enumerate(begins) if i >= first and line.startswith(words[1]))
+        lines = lines[first : last + 1]
     text = textwrap.dedent("\n".join(lines))
     if page in DECKS:  # without docstrings, comments and empty lines
         text = re.sub(r'^ *""".*?"""\n', "", text, flags=re.M | re.S)

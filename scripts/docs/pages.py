@@ -1,14 +1,17 @@
-"""The pages: where they are, the links between them, and their tables of lessons and exercises."""
+"""The pages and decks: where they are, links between them, tables of lessons and exercises."""
 
+import itertools
 import os
+import re
 from pathlib import Path
 
 from catalog import ROOT
 
+BEGIN = 9 * 60  # the minute of the day at which a class begins
 DECKS = ["slides/day1.md", "slides/day2.md", "slides/beyond.md"]
 GLOBS = ("*.md", "[!.]*/*.md", "*/exercises/*.md", "tests/faults/*.md")
-PAGES = [str(x.relative_to(ROOT)) for glob in GLOBS for x in sorted(ROOT.glob(glob))]
-PAGES = [page for page in PAGES if page not in DECKS]
+FILES = [str(x.relative_to(ROOT)) for glob in GLOBS for x in sorted(ROOT.glob(glob))]
+PAGES = [file for file in FILES if file not in DECKS]
 
 
 def table(head, rows):
@@ -38,14 +41,10 @@ def page_of(name, pages):
 
 def foot(course, here, name):
     """Return the line with the links to the pages before and after, and to the day's list."""
-    i, words = course.pages.index(page_of(name, course.pages)), []
-    if i > 0:
-        before = course.pages[i - 1]
-        words.append(link(f"← {title_of(before)}", before["file"], here))
+    i = course.pages.index(page_of(name, course.pages))
+    words = [link(f"← {title_of(x)}", x["file"], here) for x in course.pages[:i][-1:]]
     words.append(f"[Day {here.partition('/')[0][-1]}](README.md)")
-    if i + 1 < len(course.pages):
-        after = course.pages[i + 1]
-        words.append(link(f"{title_of(after)} →", after["file"], here))
+    words += [link(f"{title_of(x)} →", x["file"], here) for x in course.pages[i + 1 :][:1]]
     return " · ".join(words) + "\n"
 
 
@@ -79,14 +78,12 @@ def parts_of(day, pages):
 
     page is a table of read_pages, or None for a part that is no page; part is course.toml's table.
     """
-    hour, minute = map(int, day["begin"].split(":"))
-    clock, parts = 60 * hour + minute, []
+    clock, parts = BEGIN, []
     for part in day["parts"]:
         page = page_of(part["page"], pages) if "page" in part else None
         title = title_of(page) if page else part["title"]
-        minutes = page["minutes"] if page else part["minutes"]
-        parts.append((clock, minutes, title, page, part))
-        clock += minutes
+        parts.append((clock, part["minutes"], title, page, part))
+        clock += part["minutes"]
     return parts
 
 
@@ -102,11 +99,10 @@ def timetable(course, here, day):
         whole += hours
         shown = f"{hours:.0f}" if hours else ""
         rows.append([f"{clock // 60:02}:{clock % 60:02}", name, str(minutes), links, shown])
+    head = ["begin", "part", "minutes", "exercises", "GPU-hours"]
     if not whole:
-        rows = [row[:-1] for row in rows]
-        return table(["begin", "part", "minutes", "exercises"], rows)
-    rows.append(["", "all", "", "", f"{whole:.0f}"])
-    return table(["begin", "part", "minutes", "exercises", "GPU-hours"], rows)
+        return table(head[:-1], [row[:-1] for row in rows])
+    return table(head, [*rows, ["", "all", "", "", f"{whole:.0f}"]])
 
 
 def exercises(course, here, where):
@@ -122,3 +118,44 @@ def exercises(course, here, where):
     first = chosen[0]["id"]
     check = f"`python scripts/check.py {first}` checks exercise {first}; `--hint` helps."
     return f"{table(['exercise', 'kind', 'minutes', 'what it is about'], rows)}\n{check}\n"
+
+
+# Of decks only.
+
+
+def here(course, page, name):
+    """Return the strip with the parts of a deck as marp's footer; this part is bold."""
+    named = {x.get("id") or Path(x["file"]).stem: x for x in course.pages if x["taught"]}
+    words = []
+    for other, x in named.items():
+        if x["day"] == named[name]["day"]:
+            word = x.get("strip") or x["topic"]
+            word = f"{other} {word}" if other.isdigit() else word
+            words.append(f"**{word}**" if other == name else word)
+    return f'<!-- _footer: "{" · ".join(words)}" -->\n'
+
+
+def agenda(course, here, day):
+    """Return the agenda of a day: the parts up to lunch beside the parts after it."""
+    parts = parts_of(course.days[day], course.pages)
+    rows = [[title, part.get("topic", ""), str(minutes)] for _, minutes, title, _, part in parts]
+    half = [row[0] for row in rows].index("Lunch") + 1
+    halves = itertools.zip_longest(rows[:half], rows[half:], fillvalue=["", "", ""])
+    rows = [morning + afternoon for morning, afternoon in halves]
+    return "\n" + table(["morning", "topic", "min", "afternoon", "topic", "min"], rows) + "\n"
+
+
+def exercise(course, page, name):
+    """Return what to type for an exercise, as Markdown: the line "Run:" of its file, the checks."""
+    file = course.exercises[name]["file"]
+    command = re.search("^Run: +(.*)$", (ROOT / file).read_text(), re.M)[1]
+    if len(command) > 64:
+        command = f"{command.removesuffix(file)}\\\n    {file}"
+    check = f"$ python scripts/check.py {name}"
+    lines = [f"$ {command}", check, f"{check} --hint"]
+    return "\n".join(["```console", *lines, "```"]) + "\n"
+
+
+def consequence(course, page, name):
+    """Return what follows from the mistake of an exercise."""
+    return course.exercises[name]["consequence"] + "\n"

@@ -1,7 +1,8 @@
-"""Records of what the lessons printed and of what the tests of faults saw, and their tables.
+"""Records of what the lessons printed and of what the tests of faults saw, tables and values.
 
 A record is a file of tests/records for a kind of machine: {lesson id: what is known of its run}.
 Lessons whose curves the slides show keep them, thinned: {name: [[images seen], [mean loss]]}.
+Values are the numbers of recorded runs that sentences name; scripts/values.toml lists them.
 """
 
 import json
@@ -10,9 +11,10 @@ import re
 import socket
 import subprocess
 import time
+import tomllib
 from pathlib import Path
 
-from catalog import ROOT
+from catalog import ROOT, SCRIPTS
 from docs.pages import table
 from loss_curves import losses, thinned
 
@@ -20,6 +22,7 @@ RECORDS = ROOT / "tests" / "records"
 SHOWN = "2-cpu-cores"  # the record whose output the pages show
 CURVES = ["2", "6", "8", "10"]  # the lessons whose curves the slides show
 POINTS = 60  # of a curve, at most
+LONGEST = 40  # characters of a value
 AREAS = ["processes", "network", "data", "checkpoints", "use", "numerics"]
 
 
@@ -78,6 +81,34 @@ def nodes_of_allocation():
     if "SLURM_JOB_ID" not in os.environ:
         return []
     return subprocess.check_output(["scontrol", "show", "hostnames"], text=True).split()
+
+
+def read_values():
+    """Return {lesson id, or all: {name of a value: its pattern, or a table}}."""
+    return tomllib.loads((SCRIPTS / "values.toml").read_text())
+
+
+def value(course, name):
+    """Return a value as text, such as "21,914" for 4.images_per_s.
+
+    Of each lesson, recorded is the date of its record, and on its machine. Raises KeyError if there
+    is no such value, and ValueError if the record does not hold it.
+    """
+    lesson, _, name = name.partition(".")
+    record = course.records[SHOWN][lesson]
+    if name in ("recorded", "on"):
+        return record[name]
+    how = (course.values["all"] | course.values.get(lesson, {}))[name]
+    if not isinstance(how, str):
+        words = re.findall(r"[a-z]\w*", how["formula"])
+        texts = {word: value(course, f"{lesson}.{word}") for word in words}
+        numbers = {word: float(text.replace(",", "")) for word, text in texts.items()}
+        return format(eval(how["formula"], numbers), how["format"])  # noqa: S307, our own
+    matches = (re.search(how, line) for line in record["output"])
+    found = next(filter(None, matches), None)
+    if not found or len(found[1]) > LONGEST:
+        raise ValueError(f"no recorded line has a short value for {how!r}")
+    return found[1]
 
 
 def measured(course, page):

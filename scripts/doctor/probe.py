@@ -178,12 +178,16 @@ def choose_device():
     return lesson["choose_device"](LOCAL_RANK, LOCAL_WORLD_SIZE)
 
 
-# The meeting.
-
-
 def rendezvous():
     """Return how the meeting with the other ranks went, as table.py reads it."""
-    facts = {"met": False, "where": where()}
+    try:  # a wrong /etc/hosts shows here
+        address = socket.getaddrinfo(MASTER, 0, type=socket.SOCK_STREAM)[0][4][0]
+    except OSError as error:
+        address = error.strerror
+    interfaces = ", ".join(name for _, name in socket.if_nameindex())
+    chosen = os.environ.get("GLOO_SOCKET_IFNAME") or "not chosen"
+    where = f"{MASTER} is {address} there, and the interface is {chosen} (of {interfaces})"
+    facts = {"met": False, "where": where}
     try:
         import torch
         import torch.distributed as dist
@@ -200,36 +204,20 @@ def rendezvous():
         own = None if backend == "gloo" else device
         options = {"rank": RANK, "world_size": WORLD_SIZE, "timeout": timeout, "device_id": own}
         dist.init_process_group(backend, store=store, **options)
-        facts["speed"] = f"{reduce_all(torch, device)}, {backend}, {device.type}"
+        tensor = torch.full((NUMBERS,), float(RANK), device=device)
+        dist.all_reduce(tensor)  # sets up connections: not timed
+        if tensor[0].item() != sum(range(WORLD_SIZE)):
+            raise RuntimeError("the sum is wrong")
+        begin = time.perf_counter()
+        dist.all_reduce(tensor)
+        tensor[0].item()  # waits until a GPU is done
+        speed = NUMBERS * 4 / (time.perf_counter() - begin) / 1e6
+        facts["speed"] = f"4 MB at {speed:,.0f} MB/s, {backend}, {device.type}"
         time.sleep(0.2)  # as in the lessons: gloo's threads come to an end first
         dist.destroy_process_group()
     except Exception as error:  # whatever torch raises
         facts["error"] = str(error).strip().partition("\n")[0].rstrip(".")
     return facts
-
-
-def where():
-    """Return in words where this rank looks for the others: a wrong /etc/hosts shows here."""
-    try:
-        address = socket.getaddrinfo(MASTER, 0, type=socket.SOCK_STREAM)[0][4][0]
-    except OSError as error:
-        address = error.strerror
-    interfaces = ", ".join(name for _, name in socket.if_nameindex())
-    chosen = os.environ.get("GLOO_SOCKET_IFNAME") or "not chosen"
-    return f"{MASTER} is {address} there, and the interface is {chosen} (of {interfaces})"
-
-
-def reduce_all(torch, device):
-    """Return how fast an all_reduce is."""
-    tensor = torch.full((NUMBERS,), float(RANK), device=device)
-    torch.distributed.all_reduce(tensor)  # sets up connections: not timed
-    if tensor[0].item() != sum(range(WORLD_SIZE)):
-        raise RuntimeError("the sum is wrong")
-    begin = time.perf_counter()
-    torch.distributed.all_reduce(tensor)
-    tensor[0].item()  # waits until a GPU is done
-    seconds = time.perf_counter() - begin
-    return f"4 MB at {NUMBERS * 4 / seconds / 1e6:,.0f} MB/s"
 
 
 if __name__ == "__main__":

@@ -31,6 +31,11 @@ def grouped(ranks, key):
     return groups
 
 
+def named(groups):
+    """Return each value of grouped(), and on which nodes it is."""
+    return "; ".join(f"{value} {on_nodes(group)}" for value, group in groups.items())
+
+
 def check_each(name, ranks):
     """Return what the ranks have found themselves in a check."""
     fine, _ = ranks[0]["checks"][name]
@@ -39,22 +44,19 @@ def check_each(name, ranks):
     return fine, "; ".join(f"{on_nodes(group)}: {problem}" for problem, group in groups.items())
 
 
-def check_version(name, ranks):
-    """Check that one package is usable and the same on all nodes."""
-    looked = [rank for rank in ranks if name in rank["versions"]]
-    groups = grouped(looked, lambda rank: rank["versions"][name])
-    if len(groups) == 1 and next(iter(groups))[:1].isdigit():
-        return f"{name} {join_names(groups)}", ""
-    text = "; ".join(f"{version} {on_nodes(group)}" for version, group in groups.items())
-    todo = "Use one environment for all nodes, on a disk they share, with all of requirements.txt"
-    return "", f"{name} {text}. {todo}"
-
-
 def check_versions(ranks):
-    """Check Python and all packages of requirements.txt."""
-    found = [check_version(name, ranks) for name in ranks[0]["versions"]]
-    problems = [problem for _, problem in found if problem]
-    return ", ".join(fine for fine, _ in found), "".join(problems[:1])
+    """Check that Python and each package of requirements.txt is usable and the same everywhere."""
+    fine = []
+    for name in ranks[0]["versions"]:
+        groups = {}
+        for rank in ranks:
+            if name in rank["versions"]:
+                groups.setdefault(rank["versions"][name], []).append(rank)
+        if len(groups) > 1 or not next(iter(groups))[:1].isdigit():
+            todo = "Use one environment for all nodes, on a disk they share, with all of"
+            return "", f"{name} {named(groups)}. {todo} requirements.txt"
+        fine.append(f"{name} {join_names(groups)}")
+    return ", ".join(fine), ""
 
 
 def check_gpus(ranks):
@@ -68,37 +70,26 @@ def check_gpus(ranks):
         todo = "Ask for them: --gpus-per-node. If you did, is the driver too old? See nvidia-smi"
         return "", f"torch sees no GPU {on_nodes(blind)}, which has some. {todo} and day2/SITES.md"
     nodes = grouped(ranks, lambda rank: rank["node"]).values()
-    problems = [problem for problem in map(problem_of_node, nodes) if problem]
-    if problems:
-        return "", problems[0]
+    counts = []
+    for group in nodes:
+        gpus = {gpu for rank in group for gpu in rank["gpus"]}
+        used = {r["gpus"][r["local_rank"] % len(r["gpus"])] for r in group if r["gpus"]}
+        if len(used) < min(len(group), len(gpus)):
+            who = f"ranks {join_names(rank['rank'] for rank in group)} {on_nodes(group)}"
+            todo = "Let each see them all: --gpus-per-node alone"
+            return "", f"{who} use only {join_names(used)}. {todo}"
+        counts.append(str(len(gpus)))
     backends = grouped(ranks, lambda rank: rank["backend"])
     if len(backends) > 1:
-        text = "; ".join(f"{backend} {on_nodes(group)}" for backend, group in backends.items())
-        return "", f"ranks would use different backends: {text}. Ask for as many on each node"
+        text = f"ranks would use different backends: {named(backends)}"
+        return "", f"{text}. Ask for as many on each node"
     if not any(rank["gpus"] for rank in ranks):
         return "none, the ranks use the CPU", ""
     how = "gloo connects ranks, slowly" if "gloo" in backends else "a different one for each rank"
-    return f"{', '.join(str(len(gpus_of(group))) for group in nodes)} on the nodes, {how}", ""
+    return f"{', '.join(counts)} on the nodes, {how}", ""
 
 
-def gpus_of(ranks):
-    """Return the GPUs that these ranks see."""
-    return {gpu for rank in ranks for gpu in rank["gpus"]}
-
-
-def problem_of_node(group):
-    """Return how the ranks of one node share its GPUs badly, "" if they do not."""
-    who = f"ranks {join_names(rank['rank'] for rank in group)} {on_nodes(group)}"
-    used = {r["gpus"][r["local_rank"] % len(r["gpus"])] for r in group if r["gpus"]}
-    if len(used) < min(len(group), len(gpus_of(group))):
-        return f"{who} use only {join_names(used)}. Let each see them all: --gpus-per-node alone"
-    return ""
-
-
-# The meeting.
-
-
-def check_meeting(ranks):
+def check_rendezvous(ranks):
     """Check that all ranks reached the first one."""
     apart = [rank for rank in ranks if not rank.get("met")]
     # The first rank waits for the others, so it can only say that they never arrived.
@@ -123,21 +114,6 @@ def what_they_say(ranks, todo):
     return f"{who}: {error}. {ranks[0].get('where', '')}. {todo}"
 
 
-# The table.
-
-
-def check_answers(total, ranks):
-    """Check that all ranks have answered."""
-    absent = sorted(set(range(total)) - {rank["rank"] for rank in ranks})
-    if absent:
-        came = f"answers came only from {join_names(rank['node'] for rank in ranks) or 'no node'}"
-        return (
-            "",
-            f"rank {join_names(absent)} did not answer; {came}. Read the lines above, or try again",
-        )
-    return f"from {total} ranks", ""
-
-
 def read_lines(lines):
     """Return how many ranks there are, as the launcher says it first, and what each has found.
 
@@ -158,7 +134,12 @@ def read_lines(lines):
 
 def make_table(total, ranks):
     """Return the checks as [(name, what is fine, what is not), ...]."""
-    table = [("answers", *check_answers(total, ranks))]
+    absent = sorted(set(range(total)) - {rank["rank"] for rank in ranks})
+    came = f"answers came only from {join_names(rank['node'] for rank in ranks) or 'no node'}"
+    problem = (
+        f"rank {join_names(absent)} did not answer; {came}. Read the lines above, or try again"
+    )
+    table = [("answers", f"from {total} ranks", problem if absent else "")]
     if not ranks:
         return table
     table += [(name, *check_each(name, ranks)) for name in ranks[0]["checks"]]
@@ -166,7 +147,7 @@ def make_table(total, ranks):
     table.append(("versions", *check_versions(ranks)))
     # What cannot be imported cannot meet, and then there is no all_reduce.
     if not table[-1][2]:
-        table.append(("rendezvous", *check_meeting(ranks)))
+        table.append(("rendezvous", *check_rendezvous(ranks)))
     if not table[-1][2]:
         table.append(("all_reduce", *check_all_reduce(ranks)))
     return table
@@ -187,9 +168,9 @@ def main():
     failed = sum(bool(problem) for _, _, problem in table)
     if failed:
         print(f"=> not ready: {failed} of {len(table)} checks failed")
-        return 1
-    print(f"=> ready: {len(table)} checks ok, {len(ranks)} ranks")
-    return 0
+    else:
+        print(f"=> ready: {len(table)} checks ok, {len(ranks)} ranks")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

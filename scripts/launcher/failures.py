@@ -10,6 +10,9 @@ STDERR = 2
 SILENCE = 15  # seconds: srun may wait for a lost node without end
 # What PyTorch says if ranks did not meet in time: rank 0, and the others.
 TIMED_OUT = re.compile(r"Timed out after .* waiting for clients|client socket has timed out")
+APART = """The ranks did not meet in time. If a node was slow to read Python's files, run it \
+again, or wait longer: export DIST_TIMEOUT=300. If not, see scripts/doctor.sh
+"""
 LOST = re.compile(r"srun: error:.*(?:[Ff]ailure|failed) on (?:node )?([^ :]+)")
 TASK_REPORT = re.compile(r"launcher: (\d+\.\d+) (.*)")  # what a task tells the launcher
 
@@ -53,16 +56,10 @@ class FailureReport:
         if first:
             write_stderr(f"The first to fail: {first}.\n")
         if self.lost:
-            words = f"Slurm has lost {self.lost}, or cannot reach it. The rest follows from that."
-            write_stderr(f"{words}\n")
+            words = "or cannot reach it. The rest follows from that."
+            write_stderr(f"Slurm has lost {self.lost}, {words}\n")
         elif self.apart:
-            words = (
-                "The ranks did not meet in time. If a node was slow to read Python's files, run it"
-            )
-            words += (
-                " again, or wait longer: export DIST_TIMEOUT=300. If not, see scripts/doctor.sh"
-            )
-            write_stderr(f"{words}\n")
+            write_stderr(APART)
         return 0
 
 

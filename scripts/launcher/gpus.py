@@ -30,8 +30,8 @@ def find_gpus():
     if not any(any(DEVICES.glob(name)) for name in NAMES):
         return []
     # In a separate process, because torch is large. If it cannot be imported, the ranks say so.
-    ask = subprocess.Popen([sys.executable, __file__], stdout=subprocess.PIPE)
-    return ask.communicate()[0].decode().split()
+    found = subprocess.run([sys.executable, __file__], stdout=subprocess.PIPE, text=True)
+    return found.stdout.split()
 
 
 def own_gpu_only(environment):

@@ -69,13 +69,10 @@ def parse_args(words):
     """Return the options; .command is FILE and its arguments, as they were typed."""
     parser = Parser(allow_abbrev=False)
     parser.add_argument("--local", type=nodes_and_ranks)
-    parser.add_argument("--torchrun", action="store_true")
     parser.add_argument("--max-restarts", type=int)
-    parser.add_argument("--monitor", action="store_true")
-    parser.add_argument("--dry-run", action="store_true")
-    # What the launcher lets srun start: a task, and what tells it about a node.
-    parser.add_argument("--as-task", action="store_true")
-    parser.add_argument("--as-probe", action="store_true")
+    # The last two: what the launcher lets srun start, a task, and what tells it about a node.
+    for flag in ("--torchrun", "--monitor", "--dry-run", "--as-task", "--as-probe"):
+        parser.add_argument(flag, action="store_true")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options, unknown = parser.parse_known_args(words)
     if unknown:

@@ -25,10 +25,8 @@ def run(options):
     """Run this task's rank, or with --torchrun its node's torchrun. Return its exit status."""
     node = os.environ["SLURMD_NODENAME"]
     address, interface = address_and_interface(node, leads_to=os.environ["MASTER_ADDR"])
-    variables = {
-        **variables_of_rank(os.environ, options.torchrun),
-        **interface_variables(interface),
-    }
+    variables = variables_of_rank(os.environ, options.torchrun)
+    variables |= interface_variables(interface)
     command, environment = rank_command(options, variables, address)
     # At Ctrl-C, the rank may say something. This process would only add a traceback.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -92,15 +90,12 @@ def rank_command(options, variables, address):
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     # Seconds for a rank to end, then by force.
     environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "5"
-    command = [sys.executable, "-m", "torch.distributed.run"]
-    command += ["--nnodes", variables["WORLD_SIZE"]]
-    command += ["--nproc-per-node", variables["RANKS_PER_NODE"]]
-    command += ["--max-restarts", str(options.max_restarts or 0)]
-    command += ["--redirects", "2" if options.max_restarts else "0", "--log-dir", "runs/torchrun"]
-    command += ["--rdzv-backend", "c10d", "--rdzv-id", port]
-    command += ["--rdzv-endpoint", f"{host}:{port}"]
-    command += ["--rdzv-conf", f"is_host={int(variables['RANK'] == '0')}"]
-    return [*command, "--local-addr", address, *options.command], environment
+    command = f"""-m torch.distributed.run --nnodes {variables["WORLD_SIZE"]}
+    --nproc-per-node {variables["RANKS_PER_NODE"]} --max-restarts {options.max_restarts or 0}
+    --redirects {2 if options.max_restarts else 0} --log-dir runs/torchrun
+    --rdzv-backend c10d --rdzv-id {port} --rdzv-endpoint {host}:{port}
+    --rdzv-conf is_host={int(variables["RANK"] == "0")} --local-addr {address}"""
+    return [sys.executable, *command.split(), *options.command], environment
 
 
 def start_and_forward_signals(command, signals, **options):

@@ -32,8 +32,8 @@ def run(options):
     masks, on = share_gpus(find_gpus(), nodes, each)
     common = interface_variables("lo")
     common["OMP_NUM_THREADS"] = threads(len(os.sched_getaffinity(0)), nodes * each)
-    print(f"nodes: {nodes} simulated on {socket.gethostname()}, ", end="")
-    print(f"ranks on each: {each}, in all: {nodes * each}")
+    where = f"{nodes} simulated on {socket.gethostname()}"
+    print(f"nodes: {where}, ranks on each: {each}, in all: {nodes * each}")
     print(f"rendezvous: 127.0.0.1:{port}, interface {common['GLOO_SOCKET_IFNAME']}")
     python = os.environ.get("PYTHON", sys.executable)
     print(f"each rank: OMP_NUM_THREADS={common['OMP_NUM_THREADS']} {python}, on {on}", flush=True)
@@ -88,6 +88,10 @@ def run_ranks(ranks, group):
     group   the processes.Group that they are to belong to
     """
     report, ended = FailureReport(), queue.SimpleQueue()
+
+    def note_end(name, process):
+        ended.put((name, process.wait()))
+
     ours, theirs = os.pipe()
     reader = threading.Thread(target=forward, args=(report, ours), daemon=True)
     reader.start()
@@ -95,8 +99,7 @@ def run_ranks(ranks, group):
         for name, (command, environment) in ranks.items():
             process = group.start(command, env=environment, stderr=theirs)
             # A thread waits for each of them, so their ends come in the right order.
-            wait = threading.Thread(target=note_end, args=(process, name, ended), daemon=True)
-            wait.start()
+            threading.Thread(target=note_end, args=(name, process), daemon=True).start()
         os.close(theirs)
         status = wait_for_all(list(ranks), ended, report)
         if not status:
@@ -124,8 +127,3 @@ def wait_for_all(running, ended, report):
     for name in running if status != os.EX_UNAVAILABLE else []:
         write_stderr(f"Still running: {name}.\n")
     return status
-
-
-def note_end(process, name, ended):
-    """Wait for a rank, and put its name and exit status into a queue."""
-    ended.put((name, process.wait()))

@@ -29,17 +29,13 @@ def run(options):
     port = os.environ.get("MASTER_PORT") or str(answers[0]["port"])
     interface = answers[0]["interface"] or "-"
     each = " ".join(map(str, ranks if len(set(ranks)) > 1 else ranks[:1]))
+    by = "torchrun" if options.torchrun else "srun"
     print(f"nodes: {' '.join(nodes)}, ranks on each: {each}, in all: {sum(ranks)}")
     print(f"rendezvous: {address}:{port}, interface {interface}")
-    by = "torchrun" if options.torchrun else "srun"
     print(f"each rank: {cpus} CPUs, {os.environ['PYTHON']}, started by {by}", flush=True)
     os.environ.update(MASTER_ADDR=address, MASTER_PORT=port)
     os.environ["RANKS_PER_NODE"] = " ".join(map(str, ranks))
-    command = ["srun", *srun, str(SCRIPT), "--as-task"]
-    command += ["--torchrun"] * options.torchrun + ["--monitor"] * options.monitor
-    if options.max_restarts:
-        command += ["--max-restarts", str(options.max_restarts)]
-    command += options.command
+    command = ["srun", *srun, str(SCRIPT), "--as-task", *sys.argv[1:]]
     if options.dry_run:
         print(" ".join(map(shlex.quote, command)))
         return 0
@@ -94,15 +90,13 @@ def supervise(command, silence=SILENCE):
     silence   after so many seconds without a word, an srun that has told of a failure is killed
     """
     ends = [signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM]
-    srun, _ = start_and_forward_signals(
-        command, ends, env=for_srun(os.environ), stderr=subprocess.PIPE
-    )
+    pipes = {"env": for_srun(os.environ), "stderr": subprocess.PIPE}
+    srun, _ = start_and_forward_signals(command, ends, **pipes)
 
     def give_up():
         srun.kill()
-        write_stderr(
-            "A node does not answer: see the one with a * in sinfo -N. srun still waited for it.\n"
-        )
+        lost = "see the one with a * in sinfo -N. srun still waited for it."
+        write_stderr(f"A node does not answer: {lost}\n")
 
     report = FailureReport()
     arguments = (report, srun.stderr.fileno(), give_up, silence)

@@ -5,12 +5,10 @@ import sys
 
 # What salloc or the site may have left behind, also a job from which this one was submitted. srun
 # would prefer it to its options, or refuse it. A step without a request gets what its job has.
-LEFT_BEHIND = ["NTASKS", "NPROCS", "NTASKS_PER_NODE", "NTASKS_PER_GPU", "NTASKS_PER_TRES"]
-LEFT_BEHIND += ["CPUS_PER_TASK", "CPUS_PER_GPU", "TRES_PER_TASK", "EXACT", "HINT", "EXCLUSIVE"]
-LEFT_BEHIND += ["MEM_PER_CPU", "MEM_PER_GPU", "MEM_PER_NODE", "THREADS_PER_CORE", "DISTRIBUTION"]
-LEFT_BEHIND += ["GPUS", "GPUS_PER_NODE", "GPUS_PER_SOCKET", "GRES", "STEP_GRES", "HOSTFILE"]
-LEFT_BEHIND += ["LABELIO"]  # it would be in the answers of nodes
-REMOVED = {f"SLURM_{name}" for name in LEFT_BEHIND} | {"SRUN_CPUS_PER_TASK"}
+REMOVED = """NTASKS NPROCS NTASKS_PER_NODE NTASKS_PER_GPU NTASKS_PER_TRES CPUS_PER_TASK CPUS_PER_GPU
+TRES_PER_TASK EXACT HINT EXCLUSIVE MEM_PER_CPU MEM_PER_GPU MEM_PER_NODE THREADS_PER_CORE
+DISTRIBUTION GPUS GPUS_PER_NODE GPUS_PER_SOCKET GRES STEP_GRES HOSTFILE LABELIO"""
+REMOVED = {f"SLURM_{name}" for name in REMOVED.split()} | {"SRUN_CPUS_PER_TASK"}
 
 
 def in_a_step(environment):
@@ -74,18 +72,16 @@ def options_of(nodes, ranks, torchrun, environment):
     wanted = int(environment.get("SLURM_CPUS_PER_TASK") or cpus_on[0])
     cpus = min(wanted, *(on // count for on, count in zip(cpus_on, ranks)))
     most = max(ranks)
-    gpus_of_task = environment.get("SLURM_TRES_PER_TASK", "")
-    if environment.get("SLURM_GPUS_PER_TASK"):
-        gpus_of_task = "gpu"
     options = ["--export=ALL", "--kill-on-bad-exit=1", "--input=none", "--quit-on-interrupt"]
     if in_a_step(environment):  # in a shell of srun, which holds all that the job has
         options.append("--overlap")
     if torchrun:
-        if most != 1 and "gpu" in gpus_of_task:
+        asked = environment.get("SLURM_TRES_PER_TASK", "")
+        if most > 1 and ("gpu" in asked or environment.get("SLURM_GPUS_PER_TASK")):
             words = "a node has one task, and --gpus-per-task gives it the GPUs of one rank."
             sys.exit(f"With --torchrun {words} Ask with --gpus-per-node instead.")
-        options += [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"]
-        options += ["--distribution=block"]
+        options += [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}"]
+        options += ["--ntasks-per-node=1", "--distribution=block"]
         if same_cpus:  # otherwise each has all CPUs of its node
             options += [f"--cpus-per-task={cpus * most or cpus_on[0]}"]
         return cpus, options

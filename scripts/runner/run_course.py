@@ -22,6 +22,7 @@ from processes import exit_with
 from runner.run_lesson import lesson_command, run, summary
 
 REPORT = Path("runs", "report.html")  # where the lessons put their curves
+EVENTS = "events.out.tfevents.*"  # their TensorBoard files
 # If the repository is read-only, these lessons write and read in the current folder.
 DATA_HERE = {
     "create_mnist_h5": ["--file", "data/mnist.h5"],
@@ -43,11 +44,6 @@ def choose(lessons, wanted):
     return [x for x in lessons if not wanted or names_of[x["id"]] & set(wanted)]
 
 
-def event_files():
-    """Return the paths of all TensorBoard files where the lessons put theirs."""
-    return set(REPORT.parent.rglob("events.out.tfevents.*"))
-
-
 def run_all(lessons):
     """Run these lessons, one after the other; return what the report needs of each."""
     results = []
@@ -55,9 +51,9 @@ def run_all(lessons):
         program, arguments = lesson_command(lesson)
         command = shlex.join([program, *arguments])
         print(f"\n[{number}/{len(lessons)}] {lesson['idea']}\n   $ {command}", flush=True)
-        before = event_files()
+        before = set(REPORT.parent.rglob(EVENTS))
         result = {"id": lesson["id"], "idea": lesson["idea"], "command": command, **run(lesson)}
-        results.append({**result, "events": sorted(event_files() - before)})
+        results.append({**result, "events": sorted({*REPORT.parent.rglob(EVENTS)} - before)})
     return results
 
 
@@ -72,8 +68,8 @@ def print_table(results):
     print(f"\n{summary(results)}", flush=True)
 
 
-def parse_args():
-    """Read the command line. Return the lessons to run, and whether only to list them."""
+def main():
+    """Run the lessons asked for, print the table, write the report; return the exit status."""
     parser = argparse.ArgumentParser(prog="run_course.sh", description=__doc__.splitlines()[0])
     parser.add_argument("lesson", nargs="*", help="lesson ids, day1 or day2; all if none is given")
     parser.add_argument("--list", action="store_true", help="show the lessons and run nothing")
@@ -81,15 +77,10 @@ def parse_args():
     parser.add_argument("--course", type=Path, default=course, help="a different list of lessons")
     args = parser.parse_args()
     try:
-        return choose(read_course(args.course), args.lesson), args.list
+        lessons = choose(read_course(args.course), args.lesson)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-
-
-def main():
-    """Run the lessons asked for, print the table, write the report; return the exit status."""
-    lessons, only_list = parse_args()
-    if only_list:
+    if args.list:
         for x in lessons:
             print(f"{x['id']:>12}  {x['file']:<38} {x['idea']}")
         return 0

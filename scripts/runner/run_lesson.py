@@ -42,23 +42,15 @@ def run(lesson, **options):
     lines = [line.rstrip() for line in job.output.splitlines() if line.strip()]
     proofs = [line for line in lines if line.startswith("=>")]
     showed = proofs[-1] if proofs else ""
-    cannot_run = job.trouble == f"exit status {os.EX_UNAVAILABLE}" and lines
-    return {
-        "output": job.output,
-        "showed": showed,
-        "seconds": job.seconds,
-        "problem": "" if cannot_run else problem(job, showed),
-        "skipped": lines[-1] if cannot_run else "",
-    }
-
-
-def problem(job, showed):
-    """Return what went wrong in a lesson, in a few words; "" if nothing did."""
+    result = {"output": job.output, "showed": showed, "seconds": job.seconds, "skipped": ""}
+    result["problem"] = job.trouble
     if showed.endswith(": WRONG"):
-        return "WRONG"
-    if job.trouble or showed.endswith(": ok"):
-        return job.trouble
-    return "no proof line"
+        result["problem"] = "WRONG"
+    elif job.trouble == f"exit status {os.EX_UNAVAILABLE}" and lines:
+        result.update(problem="", skipped=lines[-1])
+    elif not job.trouble and not showed.endswith(": ok"):
+        result["problem"] = "no proof line"
+    return result
 
 
 def summary(results):

@@ -61,7 +61,7 @@ def test_blocks_and_figures_are_up_to_date(script):
         pytest.skip(said)
 
 
-@pytest.mark.parametrize("page", ["day2/CHOOSE.md", LESSONS["17"]["file"]])
+@pytest.mark.parametrize("page", ["day2/CHOOSE.md", LESSONS["16"]["file"], LESSONS["17"]["file"]])
 def test_what_a_page_works_out_is_right(page):
     text = (ROOT / page).with_suffix(".md").read_text()
     worked_out = re.findall(r"^([\d(][\d /*+().e-]+)  # ([\d.]+)", text, re.M)

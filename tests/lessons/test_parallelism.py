@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from support.forked_ranks import run_ranks, skip_what_cannot_run
+from support.forked_ranks import run_ranks
 from support.run import LESSONS, ROOT, output_of, proves, run
 
 
@@ -82,23 +82,3 @@ def test_the_box_of_lesson_16_has_the_losses_of_one_process(tmp_path):
     output = output_of(run_ranks(4, file, ROOT / "scripts", box, cwd=tmp_path))
     loss = {parts: float(x) for parts, x in re.findall(r"^([12]) ([\d.]+)$", output, re.M)}
     assert loss["2"] == pytest.approx(loss["1"], abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (
-            "128x8",
-            "128 all_reduce, 8.59 GB, each 67.1 MB\ndata group, a step: 1 all_reduce, 3.30 GB",
-        ),
-        ("3x1 --layers 1", "0 all_reduce, 0.00 GB\ndata group, a step: 1 all_reduce, 0.88 GB"),
-        ("128x8 --width 64", "error: the width must be a multiple of 16 x 8\n"),
-        ("128", "error: the mesh must be like 128x8, not 128\n"),
-    ],
-)
-def test_messages_are_counted_on_ranks_that_do_not_exist(arguments, says, tmp_path):
-    file = ROOT / "scripts" / "count_messages.py"
-    status, output = run_ranks(1, file, *arguments.split(), cwd=tmp_path)
-    skip_what_cannot_run(status, output)
-    assert says in output
-    assert status == (2 if "error" in says else 0)

@@ -150,7 +150,7 @@ def test_an_srun_that_is_refused_ends_the_job_with_its_own_words(slurm, tmp_path
 @pytest.mark.full
 def test_the_course_runs_as_a_batch_job(slurm, tmp_path):
     script = ROOT / "scripts" / "run_course.sh"
-    job = BatchJob(slurm, "-o", "slurm-%j.out", script, "0", cwd=tmp_path, log="slurm-{}.out")
+    job = BatchJob(slurm, "--wrap", f"{script} 0", cwd=tmp_path, log="slurm-{}.out")
     assert job.wait() == "COMPLETED", job.log()
     assert "1 of 1 lessons ok" in job.log()
 

@@ -147,10 +147,7 @@ def test_each_lesson_runs_on_nodes(lesson_id, slurm, tmp_path, tmp_path_factory)
 # The cluster on this machine.
 
 
-@pytest.mark.parametrize("mode", ["full", "loopback"])
-def test_a_second_cluster_beside_the_first_leaves_nothing_behind(
-    mode, slurm, tmp_path, monkeypatch
-):
+def test_a_second_cluster_beside_the_first_leaves_nothing_behind(slurm, tmp_path):
     require_programs("ps", "ip")
     folder = f"/run/local-slurm-second-{os.getpid()}"
 
@@ -161,7 +158,6 @@ def test_a_second_cluster_beside_the_first_leaves_nothing_behind(
         return folder in commands, folder in mounts, links, os.path.exists(folder)
 
     before = traces()
-    monkeypatch.setenv("LOCAL_SLURM_MODE", mode)
     cluster = bring_up(2, folder)
     try:
         show = 'echo "$SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"'

@@ -13,7 +13,7 @@ LOCAL_SLURM = ROOT / "scripts" / "local_slurm.sh"
 def require_slurm():
     """Skip where no cluster can be started."""
     if os.geteuid() or shutil.which("slurmctld") is None:
-        skip_or_fail_in_ci("needs root and Slurm: scripts/local_slurm.sh install")
+        skip_or_fail_in_ci("needs root and Slurm: apt-get install slurm-wlm munge iproute2")
     require_programs("ip", "unshare")
     if not works("unshare", "--net", "--mount", "--pid", "--fork", "ip", "link", "set", "lo", "up"):
         skip_or_fail_in_ci("needs the right to make network namespaces")

@@ -63,7 +63,7 @@ def run_stand_ins(tmp_path, monkeypatch, capsys):
     for name, (program, _) in STAND_INS.items():
         file = tmp_path / f"{name}.py"
         file.write_text(program)
-        tables.append(f'[[lesson]]\nfile = "{file}"\nidea = "{name}"\nlimit = 4\n')
+        tables.append(f'[[page]]\nfile = "{file}"\nidea = "{name}"\nlimit = 4\n')
     course = tmp_path / "course.toml"
     course.write_text("\n".join(tables))
     monkeypatch.chdir(tmp_path)
