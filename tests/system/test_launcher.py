@@ -28,9 +28,6 @@ from torch.distributed import TCPStore
 MASKS = ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"]
 
 
-# Ranks on simulated nodes.
-
-
 def test_each_rank_gets_its_variables_and_all_arguments(launch_ranks, monkeypatch):
     for name in ("MASTER_PORT", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME"):
         monkeypatch.delenv(name, raising=False)
@@ -114,9 +111,6 @@ def test_monitor_notes_how_busy_each_node_is(launch_ranks, fake_command, tmp_pat
         logs = sorted(tmp_path.glob(f"logs/{kind}-*.out"))
         assert [log.name[-11:] for log in logs] == ["-node-0.out", "-node-1.out"]
         assert all(words in log.read_text() for log in logs)
-
-
-# The first to fail.
 
 
 def test_the_first_to_fail_is_named_though_others_fail_later(launch_ranks):
@@ -231,17 +225,17 @@ def test_simulated_nodes_divide_the_gpus_that_the_user_has_left_visible(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("visible", "nodes", "each", "masks", "words"),
+    ("visible", "each", "masks", "words"),
     [
-        ("", 2, 1, ["", ""], "the CPU"),
-        ("0 1 2 3", 2, 2, ["0,1", "2,3"], "4 GPUs"),
-        ("0", 2, 2, ["", ""], "1 GPUs"),  # all share it, and see so
-        ("0 1", 2, 2, ["-1", "-1"], "the CPU, because there are fewer GPUs than ranks"),
+        ("", 1, ["", ""], "the CPU"),
+        ("0 1 2 3", 2, ["0,1", "2,3"], "4 GPUs"),
+        ("0", 2, ["", ""], "1 GPUs"),  # all share it, and see so
+        ("0 1", 2, ["-1", "-1"], "the CPU, because there are fewer GPUs than ranks"),
     ],
 )
-def test_gpus_are_shared_out(visible, nodes, each, masks, words):
+def test_gpus_are_shared_out(visible, each, masks, words):
     found = ["CUDA_VISIBLE_DEVICES", *visible.split()] if visible else []
-    variables, on = gpus.share_gpus(found, nodes, each)
+    variables, on = gpus.share_gpus(found, 2, each)
     assert [node.get("CUDA_VISIBLE_DEVICES", "") for node in variables] == masks
     assert on == words
 
