@@ -3,7 +3,6 @@
 import contextlib
 import fcntl
 import importlib.util
-import io
 import json
 import os
 import random
@@ -13,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from unittest import mock
 
 import processes
 import psutil
@@ -81,35 +79,16 @@ def load_lesson(lesson_id):
     return load(ROOT / LESSONS[lesson_id]["file"])
 
 
-def parse_error(lesson_id, *arguments, env=None):
-    """Have a lesson read arguments that it must refuse; return (exit status, what it says)."""
-    lesson = load_lesson(lesson_id)
-    with (
-        mock.patch.object(sys, "argv", [lesson.__file__, *map(str, arguments)]),
-        mock.patch.dict(os.environ, env or {}),
-        contextlib.redirect_stderr(io.StringIO()) as said,
-        pytest.raises(SystemExit) as end,
-    ):
-        lesson.parse_args()
-    return end.value.code, said.getvalue()
-
-
 @contextlib.contextmanager
-def server(*command, cwd, env=None):
-    """Start a command that serves a page on this machine. Yield its process, with .url.
-
-    At the end it gets Ctrl-C. Then .output is what it printed after the address.
-    """
-    environment = {**os.environ, **(env or {})}
-    with processes.Job(command, 200, cwd=cwd, env=environment, stderr=subprocess.STDOUT) as job:
+def server(*command, cwd):
+    """Start a command that serves a page on this machine. Yield the address; then comes Ctrl-C."""
+    with processes.Job(command, 200, cwd=cwd, stderr=subprocess.STDOUT) as job:
         found = (re.search(r"http://127\.0\.0\.1:\d+/", line) for line in job.lines())
-        process, begin = job.process, next(filter(None, found), None)
-        assert begin, job.output
-        process.url = begin[0]
-        yield process
+        address = next(filter(None, found), None)
+        assert address, job.output
+        yield address[0]
         job.end(signal.SIGINT)
-        assert process.returncode != -signal.SIGKILL, "it does not end on Ctrl-C"
-    process.output = job.output.partition(begin.string)[2]
+        assert job.status != -signal.SIGKILL, "it does not end on Ctrl-C"
 
 
 def launch(*arguments, cwd, env=None, timeout=200):

@@ -169,9 +169,6 @@ def test_the_report_has_all_that_was_printed_and_draws_it(tmp_path):
     shown = [text for text in figures["gaps"] if re.fullmatch(r"[1-9]e-\d+|0", text)]
     assert shown == [gap.replace("0e+00", "0") for gap in gaps]
     assert {"one process", "DDP, linear rate"} <= set(figures["loss"])
-    compute = re.findall(r"^ +[0-3] +\S+% +([\d.]+)% .* 0\.0% .*%$", recorded_output("5"), re.M)
-    assert len(compute) == 4
-    assert {f"{float(share):.0f}" for share in compute} <= set(figures["time_shares"])
     gains = re.findall(r"([\d.]+) \([\d.]+ to", recorded_output("7").partition("=>")[0])
     assert [text for text in figures["speed_up"] if re.fullmatch(r"\d\.\d\d", text)] == gains
     assert {"4 kB", "lesson 1: all, 4 ranks"} <= set(figures["bandwidth"])
