@@ -18,9 +18,6 @@ def test_accelerate_launch_starts_lesson_20_too(tmp_path):
     assert proves(output), output
 
 
-# Lesson 16: tensor parallel
-
-
 # Trains lesson 16's model alone, then with the lines of its page: fully_shard over a data group,
 # parallelize_module over a tensor group. The arguments are the folder scripts, and these lines.
 BOX = """

@@ -40,9 +40,6 @@ def test_a_file_that_is_there_stays_unless_forced_to_be_another(tmp_path):
         assert (images[60_000:60_100] == images[:100]).all()
 
 
-# The page's script for data of one's own
-
-
 def pack(folder):
     """Run the script of the page in a folder. Return (status, output)."""
     code = re.search(r"```python\n(import.*?)```", PAGE.read_text(), re.S)[1]
@@ -93,28 +90,6 @@ def test_what_is_wrong_with_pictures_is_said_in_a_line(tmp_path):
     assert not (tmp_path / "pictures.h5").exists()
 
 
-# The stream
-
-
-def read_epochs(path, ranks, workers, method):
-    """Return for each of two epochs what each rank gets: the numbers of the images, batch by batch.
-
-    The workers live on from one epoch to the next.
-    """
-    found = [], []
-    options = {"num_workers": workers, "persistent_workers": workers > 0}
-    for rank in range(ranks):
-        stream = lesson.ChunkStream(path, 4, rank, ranks, 0, 3)
-        loader = DataLoader(stream, batch_size=None, multiprocessing_context=method, **options)
-        for epoch in range(2):
-            stream.set_epoch(epoch)
-            batches = list(loader)
-            for images, labels in batches:
-                assert torch.equal(images[:, 5, 5], labels.to(torch.uint8))
-            found[epoch].append([labels.tolist() for _, labels in batches])
-    return found
-
-
 @pytest.mark.parametrize(
     ("ranks", "workers", "count", "chunk_size", "method"),
     [
@@ -134,8 +109,19 @@ def test_each_image_at_most_once_and_as_many_batches_on_each_rank(
         images = numbers.to(torch.uint8)[:, None, None].expand(count, 28, 28)
         file.create_dataset("images", data=images.numpy(), chunks=(chunk_size, 28, 28))
         file["labels"] = numbers.numpy()
+    found = [], []
+    options = {"num_workers": workers, "persistent_workers": workers > 0}
+    for rank in range(ranks):
+        stream = lesson.ChunkStream(path, 4, rank, ranks, 0, 3)
+        loader = DataLoader(stream, batch_size=None, multiprocessing_context=method, **options)
+        for epoch in range(2):  # the workers live on from one to the next
+            stream.set_epoch(epoch)
+            batches = list(loader)
+            for images, labels in batches:
+                assert torch.equal(images[:, 5, 5], labels.to(torch.uint8))
+            found[epoch].append([labels.tolist() for _, labels in batches])
     orders = []
-    for of_ranks in read_epochs(path, ranks, workers, method):
+    for of_ranks in found:
         assert len({len(batches) for batches in of_ranks}) == 1
         seen = [number for batches in of_ranks for batch in batches for number in batch]
         readers = ranks * max(1, workers)

@@ -27,9 +27,6 @@ FIRST = "launcher: 1700000002.250000 rank 5 on node2 ended with signal KILL"
 FAST = {"grace": 1, "settle": 1, "patience": 1}  # seconds, and no more on a busy machine
 
 
-# What is made of Slurm's variables.
-
-
 def test_gpus_are_counted_where_slurm_only_lists_them():
     """As at Jülich."""
     assert srun_options.count_gpus({"SLURM_STEP_GPUS": "0,1", "SLURM_JOB_GPUS": "0,1,2"}) == 2
@@ -59,10 +56,8 @@ TASK |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "RANKS_PER_NODE": "2 1"
     ("mask", "torchrun", "told"),
     [
         ("2", False, "4"),
-        ("", False, "4"),
         ("2", True, None),  # a torchrun gets them all
         ("0,1", False, None),  # a user's own mask
-        ("MIG-5ad1", False, None),
     ],
 )
 def test_a_rank_that_may_see_one_gpu_hears_how_many_its_node_has(mask, torchrun, told):
@@ -90,9 +85,6 @@ def test_sigterm_for_a_task_reaches_its_rank_and_nobody_has_failed(tmp_path):
         job.process.terminate()
         wait_without_trouble(job)
     assert (job.status, job.output, job.errors) == (3, "ready\nsaved\n", "")
-
-
-# Where the ranks meet.
 
 
 @pytest.mark.parametrize(

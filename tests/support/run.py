@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import importlib.util
 import json
 import os
 import random
@@ -10,13 +9,12 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 
 import processes
 import psutil
 import pytest
-from catalog import ROOT, read_course
+from catalog import ROOT, load, read_course
 from docs import records
 from loss_curves import losses as losses  # for the tests
 
@@ -60,23 +58,9 @@ def output_of(result):
     return output
 
 
-def run_lesson(lesson_id, *arguments, cwd, file=None, env=None, timeout=200):
-    """Run a lesson to its end; return (exit status, stdout and stderr). It must leave nothing."""
-    command = [sys.executable, file or ROOT / LESSONS[lesson_id]["file"], *arguments]
-    return run(command, timeout, cwd, {"PYTHONUNBUFFERED": "1", **(env or {})})
-
-
-def load(file, text=None):
-    """Return a file, or another text in its place, as a module."""
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    module = importlib.util.module_from_spec(spec)
-    exec(compile(text or file.read_text(), file, "exec"), module.__dict__)
-    return module
-
-
 def load_lesson(lesson_id):
     """Return a lesson as a module, for its functions."""
-    return load(ROOT / LESSONS[lesson_id]["file"])
+    return load(LESSONS[lesson_id]["file"])
 
 
 @contextlib.contextmanager

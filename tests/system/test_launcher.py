@@ -10,6 +10,7 @@ from unittest import mock
 
 import processes
 import pytest
+from catalog import load
 from launcher import failures, gpus, rendezvous
 from support.run import (
     BEGIN,
@@ -18,7 +19,6 @@ from support.run import (
     ROOT,
     copy_tree,
     launch,
-    load,
     require_programs,
     wait_without_trouble,
 )
