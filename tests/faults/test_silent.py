@@ -17,7 +17,7 @@ EXACT, OFF = 1e-5, 1e-2  # gaps to the losses of one process: rounding, and anot
 def table():
     """Return {fault: what finds it} of the page's table."""
     rows = [line[2:-2].split(" | ") for line in PAGE.splitlines() if line.startswith("| ")]
-    return {row[0]: row[2] for row in rows if row[0] != "fault"}
+    return {row[0]: row[2].partition(", or ")[0] for row in rows if row[0] != "fault"}
 
 
 def gap(seen, alone):
