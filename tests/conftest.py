@@ -66,12 +66,11 @@ def disposable_cluster():
 def launch_ranks(tmp_path):
     """A function that starts the launcher with ranks that run a text; it returns the Job."""
 
-    def job(text, nodes="2", *options, limit=100):
+    def job(text, nodes="2", *options):
         (tmp_path / "rank.py").write_text(BEGIN + text)
         command = [LAUNCHER, "--local", nodes, *options]
         command += [tmp_path / "rank.py", "a b", "--", "-x"]
-        # With the time that the launcher itself needs to end its ranks.
-        return processes.Job(command, limit, cwd=tmp_path, stderr=subprocess.PIPE)
+        return processes.Job(command, 100, cwd=tmp_path, stderr=subprocess.PIPE)
 
     return job
 

@@ -14,9 +14,6 @@ def read(file):
     return (ROOT / file).read_text()
 
 
-# Commands and links
-
-
 @pytest.mark.parametrize("page", [*PAGES, *DECKS])
 def test_the_programs_take_the_commands(page):
     for command in dict.fromkeys(commands_in(read(page))):
@@ -49,9 +46,6 @@ def test_every_link_leads_somewhere(page):
             there = (ROOT / page).parent / path if path else ROOT / page
             assert there.exists(), target
             assert not anchor or anchor in anchors(there), target
-
-
-# What is made
 
 
 @pytest.mark.parametrize("script", ["scripts/update_docs.py", "slides/figures/draw.py"])

@@ -28,8 +28,8 @@ IDS = [
 LIMIT = 100  # seconds for an exercise that ends: several tests share the cores
 
 
-def file_of(exercise_id, solution=False, root=ROOT):
-    file = root / EXERCISES[exercise_id]["file"]
+def file_of(exercise_id, solution=False):
+    file = ROOT / EXERCISES[exercise_id]["file"]
     return file.parent / "solutions" / file.name if solution else file
 
 

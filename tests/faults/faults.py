@@ -5,7 +5,9 @@ FAULTS_TO=FOLDER in the environment, each fault is noted there, as JSON, with wh
 long it took: `python scripts/update_docs.py --faults` makes the table of README.md from it.
 """
 
+import contextlib
 import inspect
+import io
 import json
 import os
 import re
@@ -16,12 +18,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from unittest import mock
 
 import h5py
 import numpy as np
 import processes
 import psutil
-from support.run import LAUNCHER, LESSONS, ROOT, parse_error, rank_of, wait_for, works
+import pytest
+from support.run import LAUNCHER, LESSONS, ROOT, load_lesson, rank_of, wait_for, works
 
 WITHIN = 30  # seconds from the fault to the end of the job, on a quiet machine
 LAST = 8  # this many lines are the last ones
@@ -153,9 +157,15 @@ def on_slurm(slurm, *command, cwd, env=None):
 
 def refused(fault, says, do, lesson_id, *arguments, env=None):
     """Assert that a lesson refuses its arguments with one sentence, before it starts anything."""
-    status, output = parse_error(lesson_id, *arguments, env=env)
-    assert status == 2
-    *usage, sentence = output.strip().splitlines()
+    lesson = load_lesson(lesson_id)
+    with (
+        mock.patch.object(sys, "argv", [lesson.__file__, *map(str, arguments)]),
+        mock.patch.dict(os.environ, env or {}),
+        contextlib.redirect_stderr(io.StringIO()) as said,
+        pytest.raises(SystemExit, match="2"),
+    ):
+        lesson.parse_args()
+    *usage, sentence = said.getvalue().strip().splitlines()
     assert usage[0].startswith("usage: ")
     assert "error: " in sentence
     saw(fault, says, do, sentence)

@@ -17,7 +17,7 @@ EXACT, OFF = 1e-5, 1e-2  # gaps to the losses of one process: rounding, and anot
 def table():
     """Return {fault: what finds it} of the page's table."""
     rows = [line[2:-2].split(" | ") for line in PAGE.splitlines() if line.startswith("| ")]
-    return {row[0]: row[2] for row in rows if row[0] != "fault"}
+    return {row[0]: row[2].partition(", or ")[0] for row in rows if row[0] != "fault"}
 
 
 def gap(seen, alone):
@@ -63,30 +63,18 @@ def test_each_silent_fault_is_found_as_the_page_says(ranks, tmp_path):
         assert seen[fault]["says"].endswith(" on ranks [1].")
 
 
-@pytest.mark.parametrize(
-    ("fault", "says"),
-    [
-        (
-            "check_ranks(5 + (rank == 1), 8, torch.tensor([rank]), [])",
-            "After batch 5: another batch number on ranks [1].",
-        ),
-        (  # as ranks that torchrun starts: each draws a seed of its own
-            "torch.seed()\n"
-            "train_set, _ = torch.utils.data.random_split(range(1000), [0.9, 0.1])\n"
-            "check_data(train_set.indices, 'cpu')",
-            "After batch 0: another list of samples on ranks [1, 2].",
-        ),
-    ],
-)
-def test_the_checks_can_be_copied_from_the_page(fault, says, tmp_path):
+def test_the_checks_can_be_copied_from_the_page(tmp_path):
     """With the imports that the page names, and no others, into a script with a fault."""
     functions = re.findall(r"^```python\n(def .*?)^```", PAGE, re.M | re.S)
     assert len(functions) == 4
     script = [*re.findall(r"`(import [^`]+)`", PAGE), *functions]
-    script += ['dist.init_process_group("gloo")', "rank = dist.get_rank()"]
-    script += [fault]
+    script.append('dist.init_process_group("gloo")')
+    # As ranks that torchrun starts: each draws a seed of its own.
+    script.append("torch.seed()")
+    script.append("train_set, _ = torch.utils.data.random_split(range(1000), [0.9, 0.1])")
+    script.append("check_data(train_set.indices, 'cpu')")
     (tmp_path / "copy.py").write_text("\n".join(script))
     status, output = run_ranks(3, tmp_path / "copy.py", cwd=tmp_path)
     assert status == 1
-    assert f"{says}\n" in output
+    assert "After batch 0: another list of samples on ranks [1, 2].\n" in output
     assert "Traceback" not in output

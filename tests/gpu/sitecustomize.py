@@ -13,8 +13,6 @@ this folder, with its whole path, in PYTHONPATH:
 
 With neither of the first two, nothing is changed. A real GPU is hidden by it. The masks hold as
 they do for torch, and are read at every call, as STANDIN_GPUS is.
-
-What it cannot do: make a tensor there, or join an NCCL group. Those fail, as without a GPU.
 """
 
 import importlib.util
@@ -31,7 +29,7 @@ def kind():
 
 def uuid_of(number):
     """Return the uuid of the GPU with this number in the machine, without the prefix GPU-."""
-    return f"5ad1{number:04x}-0000-0000-0000-{number:012x}"
+    return f"5ad1{number:04x}"
 
 
 def choose(mask, devices):
@@ -40,16 +38,9 @@ def choose(mask, devices):
         return devices
     chosen = []
     for entry in mask.split(","):
-        entry = entry.strip()
-        fits = []
-        if entry.startswith("GPU-"):  # a beginning of it is enough
-            fits = [d for d in devices if f"GPU-{uuid_of(d)}".startswith(entry)]
-        elif entry.isdigit():
-            fits = devices[int(entry) : int(entry) + 1]
-        if len(fits) != 1:
+        fits = [d for i, d in enumerate(devices) if entry in (str(i), f"GPU-{uuid_of(d)}")]
+        if not fits:
             break  # and what comes after it is not looked at
-        if fits[0] in chosen:
-            return []  # the same one twice
         chosen += fits
     return chosen
 
@@ -60,9 +51,6 @@ def visible():
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
     if kind() == "xpu":
         mask = os.environ.get("ZE_AFFINITY_MASK") or None
-        if mask and os.environ.get("ZE_FLAT_DEVICE_HIERARCHY") == "COMPOSITE":  # 0.0,0.1: stacks
-            cards = [entry.strip().partition(".")[0] for entry in mask.split(",")]
-            mask = ",".join(dict.fromkeys(cards))
     elif kind() == "hip":
         # ROCR's comes first; HIP's counts what it leaves. An empty one hides nothing, -1 does.
         devices = choose(os.environ.get("ROCR_VISIBLE_DEVICES"), devices)
@@ -114,18 +102,17 @@ def stand_in_distributed(distributed):
     distributed.is_xccl_available = lambda: kind() == "xpu"
 
 
+WAITING = {"torch": stand_in, "torch.distributed": stand_in_distributed}
+
+
 class Finder:
     """Has the stand-in step in as soon as torch, and torch.distributed, have been imported."""
 
-    def __init__(self):
-        """Wait for both."""
-        self.waiting = {"torch": stand_in, "torch.distributed": stand_in_distributed}
-
     def find_spec(self, name, path=None, target=None):
         """Return what Python would find, with one more thing to do after the import."""
-        if name not in self.waiting:
+        if name not in WAITING:
             return None
-        then = self.waiting.pop(name)
+        then = WAITING.pop(name)
         spec = importlib.util.find_spec(name)
         execute = spec.loader.exec_module
 

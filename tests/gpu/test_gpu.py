@@ -10,37 +10,27 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.forked_ranks import run_ranks
-from support.run import LESSONS, ROOT, load_lesson, proves
+from launcher import gpus
+from support.run import ROOT, load_lesson
 
 FOLDER = Path(__file__).parent
-MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
-
-
-def python(*arguments, **variables):
-    """Run Python where the stand-in answers; return what it prints. A warning is an error."""
-    env = {name: value for name, value in os.environ.items() if name not in MASKS}
-    env |= {"PYTHONPATH": str(FOLDER), **variables}
-    # torch 2.6 leaves it to Python's end to delete a temporary folder.
-    strict = ["-W", "error", "-W", "ignore::ResourceWarning"]
-    command = [sys.executable, *strict, *map(str, arguments)]
-    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    return done.stdout
-
-
-# What the lessons choose
 
 
 @pytest.mark.parametrize("page", ["day2/SITES.md", "day2/9_torch_dist_multi_node.md"])
 def test_the_lessons_choose_what_the_table_of_a_page_says(page):
     """The table has a row for each machine, number of ranks and mask. Some must hold on any."""
-    answers = python(FOLDER / "devices.py", page, STANDIN_GPUS="4")
+    env = {name: value for name, value in os.environ.items() if name not in gpus.MASKS}
+    env |= {"PYTHONPATH": str(FOLDER), "STANDIN_GPUS": "4"}
+    # torch 2.6 leaves it to Python's end to delete a temporary folder.
+    strict = ["-W", "error", "-W", "ignore::ResourceWarning"]
+    command = [sys.executable, *strict, FOLDER / "devices.py", page]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    answers = done.stdout
     assert answers in (ROOT / page).read_text()
     for line in answers.splitlines():
-        there, ranks, _, device, gpus, backend, *lesson_20 = line[1:-1].split("|")
-        own = len(set(gpus.split())) == int(ranks)
+        there, ranks, _, device, taken, backend, *lesson_20 = line[1:-1].split("|")
+        own = len(set(taken.split())) == int(ranks)
         if backend.strip() in ("nccl", "xccl"):
             assert own, line  # neither takes two ranks on one GPU
         if device.strip() == "xpu":
@@ -50,34 +40,6 @@ def test_the_lessons_choose_what_the_table_of_a_page_says(page):
         if lesson_20:
             assert ("CPU" in lesson_20[0]) == (backend.strip() == "gloo"), line
 
-
-# In place of a GPU for each rank, of which its process sees no other: NCCL's barrier would take
-# memory of the GPU that it is given.
-ONE_VISIBLE = """
-import runpy, sys, torch.distributed as dist
-barrier = dist.barrier
-def barrier_on_a_gpu(*args, device_ids=None, **options):
-    if device_ids and device_ids[0] > 0:
-        raise RuntimeError("CUDA error: invalid device ordinal")
-    return barrier(*args, **options)
-dist.barrier = barrier_on_a_gpu
-sys.argv[:] = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
-def test_lesson_20_ends_where_each_rank_sees_one_gpu(tmp_path):
-    wrapper = tmp_path / "run.py"
-    wrapper.write_text(ONE_VISIBLE)
-    file = ROOT / LESSONS["20"]["file"]
-    status, output = run_ranks(2, wrapper, file, "--epochs", 2, cwd=tmp_path)
-    assert "invalid device ordinal" not in output
-    assert "Traceback" not in output
-    assert "\n=> " in output
-    assert status == (0 if proves(output) else 1), output
-
-
-# What they read in a GPU's trace
 
 MARK = load_lesson("test-profile").LOADING
 

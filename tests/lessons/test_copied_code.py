@@ -6,8 +6,9 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from catalog import load
 from support.forked_ranks import run_ranks
-from support.run import LESSONS, ROOT, load, output_of
+from support.run import LESSONS, ROOT, output_of
 from torch import nn
 
 FILES = {x: ROOT / LESSONS[x]["file"] for x in ("4", "5", "15")}

@@ -17,7 +17,7 @@ from support.run import (
     losses,
     proves,
     recorded_output,
-    run_lesson,
+    run,
     same_losses,
     shape,
 )
@@ -42,7 +42,8 @@ def run_short(lesson_id, ranks, arguments, folder, env=None):
         return launch(*map(str, command), cwd=folder, env=env)
     if CASES[lesson_id].ranks > 1:
         arguments = [str(ranks), *arguments]
-    return run_lesson(lesson_id, *arguments, cwd=folder, env=env)
+    command = [sys.executable, ROOT / lesson["file"], *arguments]
+    return run(command, 200, folder, {"PYTHONUNBUFFERED": "1", **(env or {})})
 
 
 def fork_short(lesson_id, ranks, arguments, folder):
@@ -87,13 +88,14 @@ def losses_alone(tmp_path_factory):
 def test_a_lesson_prints_what_its_page_shows(lesson_id, tmp_path, tmp_path_factory):
     case = CASES[lesson_id]
     arguments = arguments_of(lesson_id, tmp_path_factory, ranks=case.ranks, folder=tmp_path)
-    run = run_short if case.cold or WITH_GPUS else fork_short
-    status, output = run(lesson_id, case.ranks, arguments, tmp_path)
+    cold = case.cold or WITH_GPUS
+    run_it = run_short if cold else fork_short
+    status, output = run_it(lesson_id, case.ranks, arguments, tmp_path)
     assert_proves(lesson_id, case.ranks, status, output, tmp_path, tmp_path_factory)
     if not WITH_GPUS:  # the pages show what CPUs print
         printed = kinds_of_lines(as_recorded(output))
         shown = kinds_of_lines(recorded_output(lesson_id))
-        if run == fork_short:
+        if not cold:
             shown = {line for line in shown if not line.startswith(OF_THE_LAUNCHER)}
         assert printed == shown
 

@@ -18,18 +18,6 @@ def test_accelerate_launch_starts_lesson_20_too(tmp_path):
     assert proves(output), output
 
 
-# Lesson 16: tensor parallel
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("ranks", "tensor"), [(4, 4), (4, 1), (2, 2), (2, 1)])
-def test_every_mesh_has_the_losses_of_one_process(ranks, tensor, tmp_path):
-    options = ["--tensor", tensor, "--max-steps", 20]
-    output = output_of(run_ranks(ranks, ROOT / LESSONS["16"]["file"], *options, cwd=tmp_path))
-    assert f"\n=> mesh {ranks // tensor} x {tensor}: " in output
-    assert proves(output), output
-
-
 # Trains lesson 16's model alone, then with the lines of its page: fully_shard over a data group,
 # parallelize_module over a tensor group. The arguments are the folder scripts, and these lines.
 BOX = """

@@ -1,44 +1,16 @@
 """Ratings in many files, and lesson 19: the same model however many ranks share them."""
 
 import argparse
-import re
 
 import numpy as np
-import pytest
 import torch.distributed as dist
 from support.cases import written_by
 from support.forked_ranks import run_ranks
-from support.run import (
-    LESSONS,
-    ROOT,
-    cached_across_workers,
-    full,
-    load_lesson,
-    losses,
-    output_of,
-    proof_of,
-    proves,
-    run_lesson,
-    same_losses,
-)
+from support.run import LESSONS, ROOT, load_lesson, losses, output_of, proof_of, same_losses
 from torch.utils.data import DataLoader
 
+CREATE = ROOT / LESSONS["create_ratings"]["file"]
 LESSON = ROOT / LESSONS["19"]["file"]
-BATCH = 2016  # 168 ratings of each of 12 files in a step, on 1, 2, 3 or 4 ranks
-
-
-def create(folder, *arguments):
-    """Run create_ratings.py; return (exit status, output)."""
-    return run_lesson("create_ratings", *arguments, cwd=folder)
-
-
-@pytest.fixture(scope="module")
-def ratings(tmp_path_factory):
-    """A folder with three times the ratings of 610 users."""
-    return written_by("create_ratings", tmp_path_factory) / "ratings"
-
-
-# The files
 
 
 def test_a_csv_of_ones_own_becomes_files_and_a_model(tmp_path):
@@ -48,7 +20,7 @@ def test_a_csv_of_ones_own_becomes_files_and_a_model(tmp_path):
     header = "userId,movieId,rating,timestamp\n"
     csv.write_text(header + "".join(f"{u},{m},{r},{t}\n" for u, m, r, t in given))
     arguments = ("--csv", csv, "--folder", folder, "--files", 7, "--seed", 1)
-    output = output_of(create(tmp_path, *arguments))
+    output = output_of(run_ranks(1, CREATE, *arguments, cwd=tmp_path))
     proof = "=> 1,000 ratings in 7 files, of users 1 to 7 and movies 1 to 11, read as written: ok"
     assert proof_of(output) == proof
     files = [np.load(file) for file in sorted(folder.glob("*.npy"))]
@@ -70,7 +42,8 @@ def test_a_wrong_row_of_a_csv_is_named_by_its_line_in_the_file(tmp_path):
     """Though the file is read in parts, and empty lines are none of its rows."""
     text = "userId,movieId,rating,timestamp\n\n" + "1,2,3.5,4\n" * 1_000_000
     (tmp_path / "ratings.csv").write_text(f"{text}1,2,good,4\n")
-    status, output = create(tmp_path, "--csv", "ratings.csv", "--folder", "shards")
+    arguments = ("--csv", "ratings.csv", "--folder", "shards")
+    status, output = run_ranks(1, CREATE, *arguments, cwd=tmp_path)
     assert status == 1
     assert output.endswith(": line 1,000,003: could not convert string 'good' to float32\n")
     assert not (tmp_path / "shards").exists()
@@ -83,68 +56,39 @@ def test_what_it_did_not_write_stays(tmp_path):
     arguments = ("--copies", 1, "--files", 2, "--folder", folder)
     says = {"": "already exists. To write it again: --force", "--force": "could not be written: "}
     for more in says:
-        status, output = create(tmp_path, *arguments, *more.split())
+        status, output = run_ranks(1, CREATE, *arguments, *more.split(), cwd=tmp_path)
         assert status == 1
         assert says[more] in output
         assert "Traceback" not in output
     assert (folder / "mine.txt").read_text() == "precious"
 
 
-# The lesson
-
-
-def options(ratings, ranks=1):
-    few = ("--folder", ratings, "--batch-size", BATCH // ranks, "--lr", 0.03, "--epochs", 1)
-    return [str(x) for x in few]
-
-
-def results(output):
-    """Return what must not depend on the number of ranks: RMSE before and after, mean loss."""
-    found = re.findall(r"(?:RMSE|loss) ([\d.]+)", output)
-    assert len(found) == 3, output
-    return [float(x) for x in found]
-
-
-@pytest.fixture(scope="module")
-def alone(ratings, tmp_path_factory):
-    """What one process prints, and the losses that it wrote."""
-
-    def run():
-        folder = tmp_path_factory.mktemp("alone")
-        output = output_of(run_ranks(1, LESSON, *options(ratings), cwd=folder))
-        return output, losses(folder / "runs" / LESSON.stem)
-
-    return cached_across_workers(tmp_path_factory, "lesson_19_alone", run)
-
-
-@pytest.mark.parametrize("ranks", [full(2), 3, full(4)])
-def test_any_number_of_ranks_gives_the_same_model(ranks, ratings, alone, tmp_path):
-    few = options(ratings, ranks)
-    output = output_of(run_ranks(ranks, LESSON, *few, cwd=tmp_path))
-    assert proves(output), output
-    assert f"files: 12, for each rank: {12 // ranks}\n" in output
-    assert results(output) == pytest.approx(results(alone[0]), abs=1.1e-4)  # 4 digits are printed
-    curve = losses(tmp_path / "runs" / LESSON.stem)
-    assert [seen for seen, _ in curve] == [seen for seen, _ in alone[1]]
-    assert same_losses([x for _, x in curve], [x for _, x in alone[1]])
-
-
-def write_numbers(folder, lengths):
-    """Write files in which each rating has a user of its own, counted through all files."""
-    kinds = [("userId", "<i4"), ("movieId", "<i4"), ("rating", "<f4"), ("timestamp", "<u4")]
-    first = 0
-    for number, length in enumerate(lengths):
-        rows = np.zeros(length, kinds)
-        rows["userId"] = np.arange(first, first + length)
-        np.save(folder / f"{number:04d}.npy", rows)
-        first += length
-    return sorted(folder.glob("*.npy"))
+def test_three_ranks_have_the_losses_of_one_process(tmp_path, tmp_path_factory):
+    ratings = written_by("create_ratings", tmp_path_factory) / "ratings"
+    curves = []
+    for ranks in (1, 3):  # 168 ratings of each of 12 files in a step
+        few = ("--folder", ratings, "--batch-size", 2016 // ranks, "--lr", 0.03, "--epochs", 1)
+        folder = tmp_path / str(ranks)
+        folder.mkdir()
+        output = output_of(run_ranks(ranks, LESSON, *few, cwd=folder))
+        assert f"files: 12, for each rank: {12 // ranks}\n" in output
+        curves.append(zip(*losses(folder / "runs" / LESSON.stem)))
+    (seen_alone, alone), (seen, shared) = curves
+    assert seen == seen_alone
+    assert same_losses(shared, alone)
 
 
 def test_ranks_share_the_files_and_all_have_as_many_batches(monkeypatch, tmp_path):
     """Four ranks: two of six files are left out in each epoch."""
     lengths = [101, 90, 95, 120, 97, 99]
-    files = write_numbers(tmp_path, lengths)
+    kinds = [("userId", "<i4"), ("movieId", "<i4"), ("rating", "<f4"), ("timestamp", "<u4")]
+    files, first = [], 0
+    for length in lengths:  # each rating has a user of its own, counted through all files
+        rows = np.zeros(length, kinds)
+        rows["userId"] = np.arange(first, first + length)
+        files.append(tmp_path / f"{first}.npy")
+        np.save(files[-1], rows)
+        first += length
     counts = [length * 9 // 10 for length in lengths]
     begins = np.cumsum([0, *lengths])
     held_out = {x for b, n in zip(begins, lengths) for x in range(b + n * 9 // 10, b + n)}

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 import torch
-from support.run import LESSONS, ROOT, load, load_lesson
+from catalog import load
+from support.run import LESSONS, ROOT, load_lesson
 
 PREDICT_STEP = load(ROOT / "scripts" / "predict_step.py")
 

@@ -21,6 +21,15 @@ SALLOC = shlex.split(
 )
 
 
+def run_in(slurm, *command, cwd):
+    """Run a command on the login side, which must end well; return what it prints."""
+    done = slurm.run(*command, cwd=cwd, timeout=200)
+    if done.returncode == os.EX_UNAVAILABLE:
+        skip_or_fail_in_ci(done.stdout.splitlines()[-1])
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def places(output):
     """Return lesson 9's rows: [(rank, host, local rank), ...]."""
     rows = re.findall(r"^rank (\d+) of \d+ on (\S+), local rank (\d+), ", output, re.M)
@@ -29,16 +38,15 @@ def places(output):
 
 def test_the_salloc_line_and_lesson_9(slurm, tmp_path):
     typed = 'srun hostname; "$0" 9 --rounds 1'
-    done = slurm.run(*SALLOC, "sh", "-c", typed, LAUNCHER, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    output = run_in(slurm, *SALLOC, "sh", "-c", typed, LAUNCHER, cwd=tmp_path)
+    lines = output.splitlines()
     assert sorted(lines[:8]) == ["node1"] * 4 + ["node2"] * 4
     assert lines[8] == "nodes: node1 node2, ranks on each: 4, in all: 8"
     assert re.fullmatch(r"rendezvous: node1:\d+, interface eth0", lines[9])
     assert lines[10].startswith("each rank: 32 CPUs, ")
-    assert places(done.stdout) == [(rank, f"node{rank // 4 + 1}", rank % 4) for rank in range(8)]
-    assert proof_of(done.stdout).startswith("=> 2 nodes, 8 ranks: every rank holds 28; the sum")
-    assert proves(done.stdout)
+    assert places(output) == [(rank, f"node{rank // 4 + 1}", rank % 4) for rank in range(8)]
+    assert proof_of(output).startswith("=> 2 nodes, 8 ranks: every rank holds 28; the sum")
+    assert proves(output)
 
 
 # Prints some of its variables in one short piece: longer lines of several ranks may mix.
@@ -83,35 +91,31 @@ def check_ranks(output, counts):
     ],
 )
 def test_as_many_ranks_as_tasks_else_as_gpus(options, counts, slurm, show, tmp_path):
-    done = slurm.run("salloc", *options.split(), LAUNCHER, show, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    check_ranks(done.stdout, counts)
+    check_ranks(run_in(slurm, "salloc", *options.split(), LAUNCHER, show, cwd=tmp_path), counts)
 
 
 def test_else_as_nodes_that_meet_where_the_user_says(slurm, show, tmp_path):
     settings = ("env", "MASTER_PORT=29555", "MASTER_ADDR=10.77.0.1")
-    done = slurm.run("salloc", "-N", 2, *settings, LAUNCHER, show, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "\nrendezvous: 10.77.0.1:29555, interface eth0\n" in done.stdout
-    for rank in check_ranks(done.stdout, [1, 1]):
+    output = run_in(slurm, "salloc", "-N", 2, *settings, LAUNCHER, show, cwd=tmp_path)
+    assert "\nrendezvous: 10.77.0.1:29555, interface eth0\n" in output
+    for rank in check_ranks(output, [1, 1]):
         assert (rank["MASTER_ADDR"], rank["MASTER_PORT"]) == ("10.77.0.1", "29555")
 
 
 def test_torchrun_on_unequal_nodes_and_a_slow_link(slurm, tmp_path):
     """Lesson 9 says where its ranks are, and sees how fast the link between the nodes is."""
-    allocation = ("salloc", "-N", 2, "-n", 3, "--exclusive")
+    command = ("salloc", "-N", 2, "-n", 3, "--exclusive", LAUNCHER, "--torchrun", "9")
     assert slurm.call("link", "800mbit").returncode == 0
     try:
-        done = slurm.run(*allocation, LAUNCHER, "--torchrun", "9", "--rounds", 1, cwd=tmp_path)
+        output = run_in(slurm, *command, "--rounds", 1, cwd=tmp_path)
     finally:
         assert slurm.call("link", "off").returncode == 0
-    assert done.returncode == 0, done.stderr
-    assert places(done.stdout) == [(0, "node1", 0), (1, "node1", 1), (2, "node2", 0)]
-    assert proof_of(done.stdout).startswith("=> 2 nodes, 3 ranks: every rank holds 3; ")
-    assert proves(done.stdout)
+    assert places(output) == [(0, "node1", 0), (1, "node1", 1), (2, "node2", 0)]
+    assert proof_of(output).startswith("=> 2 nodes, 3 ranks: every rank holds 3; ")
+    assert proves(output)
     row = r"{}, 2 ranks, 64 MB: .*?([\d,.]+) MB/s"
     within, between = (
-        float(re.search(row.format(where), done.stdout)[1].replace(",", ""))
+        float(re.search(row.format(where), output)[1].replace(",", ""))
         for where in ("within a node", "between nodes")
     )
     assert between < 100 < within  # 800 Mbit/s are 100 MB/s
@@ -130,21 +134,14 @@ def test_in_a_shell_of_srun_the_launcher_is_no_rank(slurm, show, tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize(
     "lesson_id",
-    [name for name, lesson in LESSONS.items() if "nodes" in lesson and name != "9"],
+    [x for x in LESSONS if "nodes" in LESSONS[x] and x != "9"],  # which is above
 )
 def test_each_lesson_runs_on_nodes(lesson_id, slurm, tmp_path, tmp_path_factory):
-    """Lesson 9 is above."""
     command = (LAUNCHER, *LESSONS[lesson_id].get("launcher", []), lesson_id)
     few = arguments_of(lesson_id, tmp_path_factory, folder=tmp_path)
-    done = slurm.run("salloc", "--nodes", 2, *command, *few, cwd=tmp_path, timeout=200)
-    if done.returncode == 69:
-        skip_or_fail_in_ci(done.stdout.splitlines()[-1])
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert proves(done.stdout), done.stdout
-    assert "nodes: node1 node2, ranks on each: 1, in all: 2\n" in done.stdout
-
-
-# The cluster on this machine.
+    output = run_in(slurm, "salloc", "--nodes", 2, *command, *few, cwd=tmp_path)
+    assert proves(output), output
+    assert "nodes: node1 node2, ranks on each: 1, in all: 2\n" in output
 
 
 def test_a_second_cluster_beside_the_first_leaves_nothing_behind(slurm, tmp_path):

@@ -54,14 +54,15 @@ def check(command):
 
 
 def check_program(words):
-    """Assert that a program is there and takes its arguments."""
     program, *arguments = words or ["cd"]
     if program in OWN or arguments == ["--help"]:
         return
     if program.endswith(".sh"):
         check_script(program, arguments)
     elif program == "python":
-        check_python(arguments)
+        arguments = arguments[arguments[:1] == ["-u"] :]
+        if arguments and not arguments[0].startswith("-"):
+            parse(arguments[0], tuple(arguments[1:]))
     elif program == "torchrun":
         with refusals_are_failures():
             known = get_args_parser().parse_args(arguments)
@@ -75,16 +76,7 @@ def check_program(words):
                 assert (ROOT / word).exists(), f"there is no {word}"
 
 
-def check_python(arguments):
-    """Assert that a Python file takes what comes after python."""
-    if arguments[:1] == ["-u"]:
-        arguments = arguments[1:]
-    if arguments and not arguments[0].startswith("-"):
-        parse(arguments[0], tuple(arguments[1:]))
-
-
 def check_script(program, arguments):
-    """Assert that a shell script of the course takes its arguments."""
     script = ROOT / ("" if "/" in program else "scripts") / program
     assert os.access(script, os.X_OK), f"there is no {program}"
     if script.name not in ("multinode_setup_and_run.sh", "sbatch_run.sh"):

@@ -47,36 +47,17 @@ def check_saved_model(output, ranks, folder):
     load_lesson("6").Net().load_state_dict(torch.load(folder / saved))
 
 
-# Lesson 14: how often each way sends all parameters in 20 steps, after its period and at the end.
-MEANS = {"local SGD 8": 3, "local SGD 32": 1, "DiLoCo 32": 1}
-WAYS = ["plain DDP", "accumulation", "bf16", "PowerSGD", *MEANS]
-COLUMNS = ["given", "sent", "ms", "speed", "loss", "accuracy"]
-MB_OF_GRADIENTS = 3.266
-
-
-def table_of_ways(output):
-    """Return the rows of lesson 14's table, {way: {column: number}}."""
-    rows = {}
-    for way, numbers in re.findall(r"^(\S+(?: \S+){0,2}) {2,}(\d[\d., ]+)%$", output, re.M):
-        rows[way] = dict(zip(COLUMNS, map(number, numbers.split()), strict=True))
-    assert list(rows) == WAYS, output
-    return rows
-
-
 def check_what_is_sent(output, ranks, folder):
     """What is given to all_reduce doesn't depend on the ranks. A ring sends 2 (n - 1) / n of it."""
-    rows = table_of_ways(output)
-    given = {way: row["given"] / MB_OF_GRADIENTS for way, row in rows.items()}
-    assert given["plain DDP"] == pytest.approx(1, abs=0.01)
-    assert given["accumulation"] == pytest.approx(1 / 4, abs=0.01)
-    assert given["bf16"] == pytest.approx(1 / 2, abs=0.01)
-    assert 2 / 20 < given["PowerSGD"] < 2 / 20 + 0.08  # two whole steps, then little
-    for way, means in MEANS.items():
-        assert given[way] == pytest.approx(means / 20, abs=0.005)
-    for way in ("bf16", "PowerSGD"):
-        assert rows[way]["loss"] == pytest.approx(rows["plain DDP"]["loss"], rel=0.02)
-    for row in rows.values():  # others use lo too: no less, perhaps more
-        assert row["sent"] >= 2 * (ranks - 1) / ranks * row["given"] - 0.01
+    table = re.findall(r"^(\S+(?: \S+){0,2}) {2,}([\d.]+) +([\d.]+) .*%$", output, re.M)
+    given = {way: float(mb) / 3.266 for way, mb, _ in table}  # MB of the gradients
+    assert 2 / 20 < given.pop("PowerSGD") < 2 / 20 + 0.08  # two whole steps, then little
+    # In 20 steps, after its period and at the end.
+    expected = {"plain DDP": 1, "accumulation": 1 / 4, "bf16": 1 / 2}
+    expected |= {"local SGD 8": 3 / 20, "local SGD 32": 1 / 20, "DiLoCo 32": 1 / 20}
+    assert given == pytest.approx(expected, abs=0.01)
+    for _, mb, sent in table:  # others use lo too: no less, perhaps more
+        assert float(sent) >= 2 * (ranks - 1) / ranks * float(mb) - 0.01
 
 
 def check_memory_and_messages(output, ranks, folder):

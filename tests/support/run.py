@@ -2,8 +2,6 @@
 
 import contextlib
 import fcntl
-import importlib.util
-import io
 import json
 import os
 import random
@@ -11,14 +9,12 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from unittest import mock
 
 import processes
 import psutil
 import pytest
-from catalog import ROOT, read_course
+from catalog import ROOT, load, read_course
 from docs import records
 from loss_curves import losses as losses  # for the tests
 
@@ -62,54 +58,21 @@ def output_of(result):
     return output
 
 
-def run_lesson(lesson_id, *arguments, cwd, file=None, env=None, timeout=200):
-    """Run a lesson to its end; return (exit status, stdout and stderr). It must leave nothing."""
-    command = [sys.executable, file or ROOT / LESSONS[lesson_id]["file"], *arguments]
-    return run(command, timeout, cwd, {"PYTHONUNBUFFERED": "1", **(env or {})})
-
-
-def load(file, text=None):
-    """Return a file, or another text in its place, as a module."""
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    module = importlib.util.module_from_spec(spec)
-    exec(compile(text or file.read_text(), file, "exec"), module.__dict__)
-    return module
-
-
 def load_lesson(lesson_id):
     """Return a lesson as a module, for its functions."""
-    return load(ROOT / LESSONS[lesson_id]["file"])
-
-
-def parse_error(lesson_id, *arguments, env=None):
-    """Have a lesson read arguments that it must refuse; return (exit status, what it says)."""
-    lesson = load_lesson(lesson_id)
-    with (
-        mock.patch.object(sys, "argv", [lesson.__file__, *map(str, arguments)]),
-        mock.patch.dict(os.environ, env or {}),
-        contextlib.redirect_stderr(io.StringIO()) as said,
-        pytest.raises(SystemExit) as end,
-    ):
-        lesson.parse_args()
-    return end.value.code, said.getvalue()
+    return load(LESSONS[lesson_id]["file"])
 
 
 @contextlib.contextmanager
-def server(*command, cwd, env=None):
-    """Start a command that serves a page on this machine. Yield its process, with .url.
-
-    At the end it gets Ctrl-C. Then .output is what it printed after the address.
-    """
-    environment = {**os.environ, **(env or {})}
-    with processes.Job(command, 200, cwd=cwd, env=environment, stderr=subprocess.STDOUT) as job:
+def server(*command, cwd):
+    """Start a command that serves a page on this machine. Yield the address; then comes Ctrl-C."""
+    with processes.Job(command, 200, cwd=cwd, stderr=subprocess.STDOUT) as job:
         found = (re.search(r"http://127\.0\.0\.1:\d+/", line) for line in job.lines())
-        process, begin = job.process, next(filter(None, found), None)
-        assert begin, job.output
-        process.url = begin[0]
-        yield process
+        address = next(filter(None, found), None)
+        assert address, job.output
+        yield address[0]
         job.end(signal.SIGINT)
-        assert process.returncode != -signal.SIGKILL, "it does not end on Ctrl-C"
-    process.output = job.output.partition(begin.string)[2]
+        assert job.status != -signal.SIGKILL, "it does not end on Ctrl-C"
 
 
 def launch(*arguments, cwd, env=None, timeout=200):

@@ -10,18 +10,13 @@ from support.run import ROOT, require_programs, skip_or_fail_in_ci, works
 LOCAL_SLURM = ROOT / "scripts" / "local_slurm.sh"
 
 
-def require_slurm():
-    """Skip where no cluster can be started."""
+def bring_up(nodes, folder):
+    """Start a cluster. Return .call(command of local_slurm.sh), .run(command on the login side)."""
     if os.geteuid() or shutil.which("slurmctld") is None:
         skip_or_fail_in_ci("needs root and Slurm: apt-get install slurm-wlm munge iproute2")
     require_programs("ip", "unshare")
     if not works("unshare", "--net", "--mount", "--pid", "--fork", "ip", "link", "set", "lo", "up"):
         skip_or_fail_in_ci("needs the right to make network namespaces")
-
-
-def bring_up(nodes, folder):
-    """Start a cluster. Return .call(command of local_slurm.sh), .run(command on the login side)."""
-    require_slurm()
     env = {**os.environ, "LOCAL_SLURM_DIR": str(folder)}
 
     def call(*command, input="", timeout=120, cwd=None):
