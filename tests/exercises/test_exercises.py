@@ -66,6 +66,7 @@ def test_by_hand_the_solution_runs_and_the_given_shows_something_else(exercise_i
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.full
 def test_python_starts_the_ranks(tmp_path):
     status, output = run_command([sys.executable, file_of("2.1", True)], 200, tmp_path, None)
     assert status == 0

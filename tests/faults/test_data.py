@@ -30,13 +30,12 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
         ("missing", "^RuntimeError: Dataset not found\\..*"),
-        full(
-            "truncated", r"^RuntimeError: shape '\[60000, 28, 28\]' is invalid for input of size .*"
-        ),
+        ("truncated", r"^RuntimeError: shape '\[60000, 28, 28\]' is invalid for input of size .*"),
     ],
 )
 def test_torchvision_says_that_data_is_missing_or_damaged(damage, says, tmp_path):

@@ -7,7 +7,7 @@ import subprocess
 import psutil
 import pytest
 from faults import IMPATIENT, lesson, local, on_slurm
-from support.run import LAUNCHER
+from support.run import LAUNCHER, full
 
 BY_HAND = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}
 
@@ -54,7 +54,7 @@ def test_the_link_is_cut_in_the_middle(disposable_cluster, tmp_path):
     assert "Timed out waiting 6000ms" in output
 
 
-@pytest.mark.parametrize("lesson_id", ["4", "9"])
+@pytest.mark.parametrize("lesson_id", [full("4"), "9"])
 def test_no_other_machine_can_reach_a_job_of_one_machine(lesson_id, tmp_path):
     """Where the ranks meet, and where they send: all of it listens on loopback addresses."""
     job = lesson("4", 2, cwd=tmp_path) if lesson_id == "4" else local("2", "9", cwd=tmp_path)

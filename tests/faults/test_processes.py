@@ -116,7 +116,7 @@ STUCK = "Look above for a worker's error. `--workers 0` shows where it is stuck.
     ("name", "what", "line", "told", "says"),
     [
         ("11", "cannot send", MUTE, (), r"RuntimeError: DataLoader timed out after 6 seconds$"),
-        ("13", "hangs; Ctrl-C twice", ASLEEP, ("INT", "INT"), None),
+        full("13", "hangs; Ctrl-C twice", ASLEEP, ("INT", "INT"), None),
         full("13", "hangs; TERM twice", ASLEEP, ("TERM", "TERM"), None),
         full("13", "hangs", ASLEEP, (), r"^RuntimeError: DataLoader timed out after 6 seconds$"),
         ("13", "dies", DEAD, (), r"exited unexpectedly|^a data worker has died: "),

@@ -95,12 +95,9 @@ def before(box, without=()):
     return [x for x in ORDER[: ORDER.index(box) + 1] if x not in without]
 
 
+@FULL
 @pytest.mark.parametrize(
-    "names",
-    [
-        pytest.param(names, id=names[-1], marks=() if names[-1] == "15" else FULL)
-        for names in [*(before(box) for box in ORDER), [*before("13"), "14"]]
-    ],
+    "names", [*(before(box) for box in ORDER), [*before("13"), "14"]], ids=lambda names: names[-1]
 )
 def test_after_each_box_two_ranks_train_one_model(names, patched_script, stream, tmp_path):
     file = patched_script(*names, *["equal"] * ("15" not in names))

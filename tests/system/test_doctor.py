@@ -65,6 +65,7 @@ def test_what_is_wrong_is_said_all_at_once(tmp_path):
     assert re.search(r"^note CPUs: on .*simulated node 1 more than half of ", output, re.M)
 
 
+@pytest.mark.full
 def test_a_wrong_interface_is_named_with_those_that_there_are(tmp_path):
     """The ranks meet, but cannot send, as with a firewall that lets only MASTER_PORT through."""
     env = {"GLOO_SOCKET_IFNAME": "nosuch0"}

@@ -15,7 +15,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from support.run import ROOT, copy_tree, output_of, run, skip_or_fail_in_ci
+from support.run import ROOT, copy_tree, full, output_of, run, skip_or_fail_in_ci
 
 PYTEST = 'import sys\nprint("pytest", sys.argv[1:])\n'
 
@@ -141,7 +141,7 @@ def torch_of(shell, **variables):
     return output.partition("it is ")[2].rstrip("\n")
 
 
-@pytest.mark.parametrize("kind", ["PYTHONPATH", "venv"])
+@pytest.mark.parametrize("kind", ["PYTHONPATH", full("venv")])
 def test_the_torch_of_a_site_is_kept_and_gets_the_torchvision_that_fits(
     kind, site, shell, course, tmp_path
 ):
@@ -253,7 +253,7 @@ def test_a_python_that_is_too_old_gets_a_sentence(monkeypatch):
         runpy.run_path(str(ROOT / "scripts" / "catalog.py"))
 
 
-@pytest.mark.parametrize("program", ["pip", pytest.param("uv", marks=pytest.mark.full)])
+@pytest.mark.parametrize("program", ["pip", full("uv")])
 def test_torch_comes_from_the_index_that_is_named(program, shell, course, tmp_path, request):
     builds = tmp_path / "builds"
     builds.mkdir()
