@@ -179,7 +179,7 @@ def choose_device():
 
 
 def rendezvous():
-    """Return how the meeting with the other ranks went, as table.py reads it."""
+    """Return how the rendezvous with the other ranks went, as table.py reads it."""
     try:  # a wrong /etc/hosts shows here
         address = socket.getaddrinfo(MASTER, 0, type=socket.SOCK_STREAM)[0][4][0]
     except OSError as error:

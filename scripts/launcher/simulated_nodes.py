@@ -53,8 +53,8 @@ def run(options):
         ranks[f"{who} on simulated node {node}"] = rank_command(options, variables, "127.0.0.1")
     names = [f"local-{port}-simulated-node-{node}" for node in range(nodes)]
     end_on_signals(signal.SIGINT)  # or each rank would be sent it, and print a traceback
-    meeting = contextlib.nullcontext() if options.torchrun else store_at(reserved)
-    with watched(names if options.monitor else []), meeting, Group(GRACE) as group:
+    store = contextlib.nullcontext() if options.torchrun else store_at(reserved)
+    with watched(names if options.monitor else []), store, Group(GRACE) as group:
         return run_ranks(ranks, group)
 
 
