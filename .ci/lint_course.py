@@ -37,6 +37,8 @@ def of_lesson(lesson, showed):
     text = read(lesson["file"])
     if lesson["id"] != "0" and text.count(DIVIDING_LINE) != 1:
         yield "not one dividing line"
+    if "DistributedSampler(" in text and "for epoch in" in text and ".set_epoch(" not in text:
+        yield "each epoch has the same order: no set_epoch"
     lines = ast.get_docstring(ast.parse(text)).splitlines()
     values = dict(line.split(": ", 1) for line in lines[2:] if re.match(r"\w", line))
     if list(values) != FIELDS:

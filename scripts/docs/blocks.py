@@ -90,6 +90,7 @@ def fill(text, page, course):
 
     text, blocks = BLOCK.subn(replace, text)
     text, values = VALUE.subn(replace_value, text)
-    if blocks != text.count("<!-- begin ") or values != text.count("<!-- n "):
-        raise ValueError(f"{page}: a mark has no end, or a > in it.")
+    for mark, count in (("begin ", blocks), ("end ", blocks), ("n ", values), ("/n ", values)):
+        if text.count(f"<!-- {mark}") != count:
+            raise ValueError(f"{page}: a mark is misspelt, has no end, or a > in it.")
     return text

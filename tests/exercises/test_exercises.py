@@ -102,6 +102,7 @@ def test_a_broken_function_gets_a_plain_line(exercise_id, tmp_path):
 # Half a solution, or one with another mistake: {exercise: (its text, instead, what is wrong)}.
 WRONG = {
     "4.2": ("set_epoch(epoch)", "set_epoch(epoch + rank)", r"all ranks: numbers seen exactly o"),
+    "4.4": ("torch.randperm(count, generator=generator)", "torch.arange(count)", r"rank 2: .*shuffled"),
     "4.5": ("sampler.set_epoch(epoch)", "pass", r"rank 0: epoch 0 begins with .* a new order"),
     "8.3": ("return losses / world_size", "return losses", r"report: .* are reported as 10"),
     "9.1": ("if dist.get_rank(within) == 0:", "if True:", r"node 0: ranks that have read .*: 2"),
@@ -170,6 +171,8 @@ def test_next_goes_from_one_exercise_to_the_following(course):
 
 def test_hints_come_one_at_a_time_and_run_nothing(course):
     hints = EXERCISES["0.1"]["hints"]
+    assert hints[0].startswith("Each rank knows only its own value.")
+    assert hints[2].startswith("all_reduce changes the tensor")
     for number, hint in [*enumerate(hints, 1), (1, hints[0])]:  # after the last the first again
         expected = f"0.1, hint {number} of 3: {hint}\n"
         assert check(course, "next" if number == 2 else "0.1", "--hint") == (0, expected)

@@ -20,6 +20,7 @@ from support.run import (
     cached_across_workers,
     full,
     launch,
+    load_lesson,
     output_of,
     proof_of,
     proves,
@@ -141,6 +142,21 @@ def test_after_the_end_a_broken_checkpoint_and_with_other_ranks(uninterrupted_ru
     assert {path.name for path in folder.glob("step-*")} == {"step-6", "step-12"}
     assert "lr was 0.05 where this training began: " in refused("--lr", 0.1, cwd=tmp_path)
     assert "no checkpoint fits" in refused("--model", "resnet18", cwd=tmp_path)
+
+
+class Random(torch.utils.data.Dataset):
+    """Data that is random each time it's read, as an augmented picture is."""
+
+    def __getitem__(self, index):
+        return torch.rand(3)
+
+
+def test_what_is_random_depends_on_the_epoch_and_the_sample_only():
+    lesson = load_lesson("13")
+    first, again, later = (lesson.Seeded(Random(), 0, epoch) for epoch in (0, 0, 1))
+    assert torch.equal(first[5], again[5])
+    assert not torch.equal(first[5], first[6])
+    assert not torch.equal(first[5], later[5])
 
 
 def pictures(folder, broken=False):

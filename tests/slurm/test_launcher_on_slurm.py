@@ -11,14 +11,21 @@ from pathlib import Path
 
 import pytest
 from support.cases import arguments_of
-from support.run import LAUNCHER, LESSONS, proof_of, proves, require_programs, skip_or_fail_in_ci
+from support.run import (
+    LAUNCHER,
+    LESSONS,
+    ROOT,
+    proof_of,
+    proves,
+    require_programs,
+    skip_or_fail_in_ci,
+)
 from support.slurm_cluster import bring_up
 
 # Word for word what day2/NODES.md tells people to type, the account apart.
-SALLOC = shlex.split(
-    "salloc --nodes 2 --qos interactive --time 00:30:00 --ntasks-per-node=4 --cpus-per-task=32 "
-    "--constraint gpu --gpus-per-node 4 --account=abc_g"
-)
+NODES = (ROOT / "day2" / "NODES.md").read_text()
+SALLOC = re.search("^salloc --nodes 2 .*$", NODES, re.M)[0].replace("<acc_name>", "abc")
+SALLOC = shlex.split(SALLOC)
 
 
 def run_in(slurm, *command, cwd):

@@ -190,6 +190,14 @@ def test_simulated_nodes_divide_the_gpus_that_the_user_has_left_visible(tmp_path
     assert sorted(job.output.splitlines()[3:]) == ["rank 0 sees 2", "rank 1 sees 3"]
 
 
+def test_the_earliest_failure_is_named_whichever_is_reported_first(capfd):
+    report = failures.FailureReport()
+    report.take(b"launcher: 2.0 rank 1 ended with exit status 1")
+    report.take(b"launcher: 1.0 rank 0 ended with signal KILL")
+    report.conclude()
+    assert capfd.readouterr().err == "The first to fail: rank 0 ended with signal KILL.\n"
+
+
 @pytest.mark.parametrize(
     ("visible", "each", "masks", "words"),
     [

@@ -22,9 +22,8 @@ def my_part(count, epoch, rank, world_size):
     # The seed holds no rank: parts of different orders would have images in common.
     generator = torch.Generator().manual_seed(epoch)
     order = torch.randperm(count, generator=generator)
-    order = order[
-        : count // world_size * world_size
-    ]  # unequal parts would make ranks wait
+    # Unequal parts would make ranks wait.
+    order = order[: count // world_size * world_size]
     return order[rank::world_size]
 
 
