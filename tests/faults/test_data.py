@@ -20,7 +20,7 @@ RESTORE = "In the folder of the repository: `git checkout data/MNIST`."
 FILE = "As it says. The lesson's own file is made by `python day2/create_mnist_h5.py`."
 FULL = "`df -h .` shows what is free."
 TINY = ("--images", 640, "--save-every", 2)
-COPY = "Make all copies anew from the same source."
+COPY = "Copy everything again from one place."
 # Each rank stands in a folder of its own, as if it had a node with a disk of its own.
 IN_OWN_FOLDER = """
 import os, runpy, sys
