@@ -151,5 +151,5 @@ def test_without_its_key_line_a_lesson_proves_nothing(
 def test_the_last_batch_of_an_epoch_is_compared_as_the_sampler_fills_it(tmp_path):
     """7 does not divide 60,000, and so long batches reach the end within ten steps."""
     options = ("--epochs", 1, "--batch-size", 2000)
-    output = output_of(run_ranks(7, ROOT / LESSONS["4"]["file"], *options, cwd=tmp_path))
+    _, output = run_ranks(7, ROOT / LESSONS["4"]["file"], *options, cwd=tmp_path)
     assert proves(output), output
