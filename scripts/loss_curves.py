@@ -3,14 +3,18 @@
 import numpy as np
 
 
-def losses(path):
-    """Return the losses in an event file, or in a folder of them, as [(images seen, loss), ...]."""
+def losses(path, tag="loss/train"):
+    """Return the losses in an event file, or in a folder of them, as [(images seen, loss), ...].
+
+    Raises KeyError if there are none. Of a step that was taken again after a restart, only the last
+    loss is left, because the writer has said purge_step.
+    """
     # Only here: this takes a second.
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(path), size_guidance={"scalars": 0})  # 0: all of them
     events.Reload()
-    return [(event.step, event.value) for event in events.Scalars("loss/train")]
+    return [(event.step, event.value) for event in events.Scalars(tag)]
 
 
 def thinned(curve, points):

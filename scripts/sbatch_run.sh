@@ -146,14 +146,16 @@ while [[ $signaled ]]; do # once more if a signal has ended the wait, not the la
   wait "$launcher" || status=$?
 done
 
-if [[ -z $ending && $status == 0 ]]; then
-  if tail -c "+$((begin + 1))" "$log" | grep '^Stopped as told' >/dev/null; then
-    say "the lesson has saved its state and stopped: back into the queue"
-    scontrol requeue "$SLURM_JOB_ID"
-    trap - EXIT TERM
-    sleep 60 # Slurm stops this script now
-  fi
-elif [[ -z $ending ]] && a_node_is_lost; then
+# Told to stop, a rank that has saved its state ends with 75. Below torchrun, it only says so.
+if [[ $status == 0 ]] && tail -c "+$((begin + 1))" "$log" | grep '^Stopped as told' >/dev/null; then
+  status=75
+fi
+if [[ -z $ending && $status == 75 ]]; then
+  say "the lesson has saved its state and stopped: back into the queue"
+  scontrol requeue "$SLURM_JOB_ID"
+  trap - EXIT TERM
+  sleep 60 # Slurm stops this script now
+elif [[ -z $ending && $status != 0 ]] && a_node_is_lost; then
   # To put the job back now would be wrong: until Slurm knows that the node is lost, it cannot free
   # the others properly. (Slurm 22.05 then counts their GPUs as used.)
   say "a node does not answer: wait until Slurm notices, and starts the job again"

@@ -7,6 +7,9 @@ import select
 import signal
 
 STDERR = 2
+# Exit statuses of a rank that has not failed: it cannot run here, or was told to stop, and may be
+# started again.
+NO_FAILURE = {os.EX_UNAVAILABLE, os.EX_TEMPFAIL}
 SILENCE = 15  # seconds: srun may wait for a lost node without end
 # What PyTorch says if ranks did not meet in time: rank 0, and the others.
 TIMED_OUT = re.compile(r"Timed out after .* waiting for clients|client socket has timed out")
@@ -46,13 +49,13 @@ class FailureReport:
             self.apart = True
 
     def conclude(self):
-        """Say what failed first, and which node is lost.
-
-        Return EX_UNAVAILABLE if a rank could only not run here, else 0.
-        """
+        """Say what failed first, and which node is lost. Return 0, or one of NO_FAILURE."""
         first = min(self.failures)[1] if self.failures else ""  # the others fail because of it
-        if self.unavailable or first.endswith(f" ended with exit status {os.EX_UNAVAILABLE}"):
+        if self.unavailable:
             return os.EX_UNAVAILABLE
+        for status in NO_FAILURE:
+            if first.endswith(f" ended with {ending(status)}"):
+                return status
         if first:
             write_stderr(f"The first to fail: {first}.\n")
         if self.lost:

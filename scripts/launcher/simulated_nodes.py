@@ -12,7 +12,14 @@ import threading
 import time
 from pathlib import Path
 
-from launcher.failures import FailureReport, as_a_shell, ending, forward, write_stderr
+from launcher.failures import (
+    NO_FAILURE,
+    FailureReport,
+    as_a_shell,
+    ending,
+    forward,
+    write_stderr,
+)
 from launcher.gpus import find_gpus, share_gpus
 from launcher.monitor import watched
 from launcher.rank import rank_command, threads
@@ -123,7 +130,6 @@ def wait_for_all(running, ended, report):
     time.sleep(LAST_WORDS)
     while not ended.empty():
         running.remove(ended.get()[0])
-    # They hang, or are busy with something. If one is EX_UNAVAILABLE, none has failed.
-    for name in running if status != os.EX_UNAVAILABLE else []:
+    for name in running if status not in NO_FAILURE else []:  # it hangs, or is busy
         write_stderr(f"Still running: {name}.\n")
     return status

@@ -1,0 +1,47 @@
+"""Are two trainings the same? Compare the losses that they wrote for TensorBoard.
+
+The first ten steps decide: ranks or batches of other sizes round differently, and once that has
+switched one ReLU, the difference grows. How far it has grown is said, too.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from loss_curves import losses
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("runs", nargs=2, type=Path, metavar="RUN", help="a folder, as of lesson 13")
+    parser.add_argument("--tag", default="loss", help="name of the losses (loss)")
+    parser.add_argument("--steps", type=int, default=10, help="that decide (10)")
+    parser.add_argument("--limit", type=float, default=1e-5, help="for bf16 5e-3 (1e-05)")
+    args = parser.parse_args()
+    own, other = (read(folder, args.tag) for folder in args.runs)
+    both = [step for step in own if step in other]
+    if not both:
+        sys.exit(f"{args.runs[0]} and {args.runs[1]} have no step in common")
+    gaps = [abs(own[step] - other[step]) for step in both]
+    # Not max: it may pass over a loss that is no number.
+    gap, whole = (
+        sorted(part, key=lambda x: (x != x, x))[-1] for part in (gaps[: args.steps], gaps)
+    )
+    holds = gap <= args.limit
+    print(
+        f"=> losses of {min(args.steps, len(both))} steps within {gap:.0e} of {args.runs[1]}'s "
+        f"(limit {args.limit:.0e}), of {len(both)} within {whole:.0e}: {'ok' if holds else 'WRONG'}"
+    )
+    return 0 if holds else 1
+
+
+def read(folder, tag):
+    """Return the losses in a folder of TensorBoard's files, {step: loss}; exit if it has none."""
+    try:
+        return dict(losses(folder, tag)) if folder.exists() else sys.exit(f"there is no {folder}")
+    except (KeyError, ValueError):
+        sys.exit(f"{folder} has no {tag} that was written for TensorBoard")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
