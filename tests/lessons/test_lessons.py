@@ -175,7 +175,7 @@ def test_images_of_all_ranks_count_and_the_model_is_replaced_by_a_whole_one(less
     model.write_text("the run before")
     (tmp_path / "timed.py").write_text(TIMED)
     options = ("--epochs", 2, "--max-steps", 3, "--batch-size", 5)
-    with model.open() as before:
+    with model.open("rb") as before:
         output = output_of(run_ranks(2, tmp_path / "timed.py", file, *options, cwd=tmp_path))
-        assert before.read() == "the run before"  # not written over
+        assert before.read() == b"the run before"  # not written over
     assert re.findall(r", (\S+) images/s", output) == ["30", "30"]
