@@ -50,6 +50,9 @@ def of_lesson(lesson, showed):
 
 def of_page(page):
     """Yield what a lesson's page lacks."""
+    if not (ROOT / page["file"]).exists():
+        yield "there is no such page"
+        return
     text = read(page["file"])
     sections = re.findall(r"^## (.*)$", text, re.M)
     if sections != [x for x in SECTIONS if x != BOX or x in sections]:
@@ -140,7 +143,8 @@ def main():
     records, pages = read_records()[SHOWN], read_pages()
     found = []
     for lesson in read_course():
-        showed = records[lesson["id"]]["showed"]
+        todo = f"no record: python scripts/update_docs.py --record {lesson['id']}"
+        showed = records.get(lesson["id"], {}).get("showed", todo)
         found += [(lesson["file"], words) for words in of_lesson(lesson, showed)]
     for page in pages:
         if "id" in page:
