@@ -43,7 +43,9 @@ def read_exercises():
     """
     exercises = []
     for name, exercise in tomllib.loads((SCRIPTS / "exercises.toml").read_text()).items():
-        (solution,) = ROOT.glob(f"day*/exercises/solutions/{name}_*.py")
+        solution = next(ROOT.glob(f"day*/exercises/solutions/{name}_*.py"), None)
+        if not solution:
+            sys.exit(f"exercises.toml has {name}, but there is no file solutions/{name}_....py")
         text = solution.read_text()
         known = {"id": name, "lesson": name.partition(".")[0], "minutes": 15}
         known["file"] = str(solution.relative_to(ROOT).parents[1] / solution.name)

@@ -38,7 +38,8 @@ def run(options):
     port = (options.torchrun and os.environ.get("MASTER_PORT")) or str(reserved.getsockname()[1])
     masks, on = share_gpus(find_gpus(), nodes, each)
     common = interface_variables("lo")
-    common["OMP_NUM_THREADS"] = threads(len(os.sched_getaffinity(0)), nodes * each)
+    cpus = len(os.sched_getaffinity(0)) // (nodes * each)  # of a rank
+    common["OMP_NUM_THREADS"] = threads(cpus, nodes * each)
     where = f"{nodes} simulated on {socket.gethostname()}"
     print(f"nodes: {where}, ranks on each: {each}, in all: {nodes * each}")
     print(f"rendezvous: 127.0.0.1:{port}, interface {common['GLOO_SOCKET_IFNAME']}")

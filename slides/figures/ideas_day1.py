@@ -98,7 +98,8 @@ def course_map():
     below(11, 19, 2.72)
     below(15, 17, 0.3)
     if wrong := drawn ^ take_parents():
-        sys.exit(f"course_map: a lesson builds on another one, parent and child: {sorted(wrong)}")
+        words = "in course_map alone, or in the Builds on of a script alone"
+        sys.exit(f"course_map: arrows, (from, to), that are {words}: {sorted(wrong)}")
     title = {"ha": "left", "weight": "bold", "size": 19, "color": "#003f6b"}
     say(axes, 0.42, 7.09, "Day 1: one node", **title)
     say(axes, 0.42, 3.81, "Day 2:\nmany nodes", **title)

@@ -1,5 +1,6 @@
 """The exercises: as given each fails with its symptom, solved it passes, and check.py says so."""
 
+import json
 import os
 import re
 import shutil
@@ -99,21 +100,22 @@ def test_a_broken_function_gets_a_plain_line(exercise_id, tmp_path):
     assert any(re.match(message, line) for line in wrong), wrong
 
 
-# Half a solution, or one with another mistake: {exercise: (its text, instead, what is wrong)}.
-WRONG = {
-    "4.2": ("set_epoch(epoch)", "set_epoch(epoch + rank)", r"all ranks: numbers seen exactly o"),
-    "4.4": ("order[rank::", "torch.arange(count)[rank::", r"rank 2: .*shuffled"),
-    "4.5": ("sampler.set_epoch(epoch)", "pass", r"rank 0: epoch 0 begins with .* a new order"),
-    "8.3": ("return losses / world_size", "return losses", r"report: .* are reported as 10"),
-    "9.1": ("if dist.get_rank(within) == 0:", "if True:", r"node 0: ranks that have read .*: 2"),
-    "15.4": ("scores.amax(1, keepdim=True)", "torch.zeros(1)", r"rank 0: large scores: nan, "),
-    "17.1": (" / micro_batches", " / 8", r"rank 0: gradients with 2 micro-batches: .*off by"),
-}
+# Half a solution, or one with another mistake: (exercise, its text, instead, what is wrong).
+WRONG = [
+    ("4.2", "set_epoch(epoch)", "set_epoch(epoch + rank)", r"all ranks: numbers seen exactly o"),
+    ("4.4", "order[rank::", "torch.arange(count)[rank::", r"rank 2: .*shuffled"),
+    ("4.5", "sampler.set_epoch(epoch)", "pass", r"rank 0: epoch 0 begins with .* a new order"),
+    ("6.2", "if dist.get_rank() == 0:  # all", "if True:  #", r"all ranks: times .* written: 4 "),
+    ("6.2", "dist.barrier()  # nobody", "pass  #", r"rank 3: read the file: .* \(right: no error"),
+    ("8.3", "return losses / world_size", "return losses", r"report: .* are reported as 10"),
+    ("9.1", "if dist.get_rank(within) == 0:", "if True:", r"node 0: ranks that have read .*: 2"),
+    ("15.4", "scores.amax(1, keepdim=True)", "torch.zeros(1)", r"rank 0: large scores: nan, "),
+    ("17.1", " / micro_batches", " / 8", r"rank 0: gradients with 2 micro-batches: .*off by"),
+]
 
 
-@pytest.mark.parametrize("exercise_id", WRONG)
-def test_half_a_solution_does_not_pass(exercise_id, tmp_path):
-    right, instead, message = WRONG[exercise_id]
+@pytest.mark.parametrize(("exercise_id", "right", "instead", "message"), WRONG)
+def test_half_a_solution_does_not_pass(exercise_id, right, instead, message, tmp_path):
     text = file_of(exercise_id, solution=True).read_text()
     assert text.count(right) == 1
     file = tmp_path / "wrong.py"
@@ -212,5 +214,7 @@ def test_a_check_that_is_stopped_leaves_no_process_and_a_whole_record(number, co
     assert ended
     assert job.returncode == (-number if number == signal.SIGKILL else 128 + number)
     assert "Traceback" not in job.communicate()[0]
-    _, output = check(course, "4.1", "--hint")
+    with (course / "runs" / "exercises.json").open() as record:
+        _, output = check(course, "4.1", "--hint")
+        assert json.load(record) == {"4.1": {"hints": 1}}  # a new file has taken its place
     assert output.startswith("4.1, hint 2 of 3")

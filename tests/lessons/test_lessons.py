@@ -10,11 +10,13 @@ from support.cases import CASES, EPOCHS, arguments_of
 from support.forked_ranks import run_ranks, skip_what_cannot_run
 from support.mutants import assert_disproved, write_mutant
 from support.run import (
+    IMPORT,
     LESSONS,
     ROOT,
     cached_across_workers,
     launch,
     losses,
+    output_of,
     proves,
     recorded_output,
     run,
@@ -153,3 +155,27 @@ def test_the_last_batch_of_an_epoch_is_compared_as_the_sampler_fills_it(tmp_path
     options = ("--epochs", 1, "--batch-size", 2000)
     _, output = run_ranks(7, ROOT / LESSONS["4"]["file"], *options, cwd=tmp_path)
     assert proves(output), output
+
+
+# A lesson whose clock shows a second more each time that it is read.
+TIMED = f"""{IMPORT}
+import itertools, time, types
+from catalog import load
+lesson = load(sys.argv.pop(1))
+lesson.time = types.SimpleNamespace(sleep=time.sleep, perf_counter=itertools.count().__next__)
+sys.exit(lesson.start(lesson.parse_args()))
+"""
+
+
+@pytest.mark.parametrize("lesson_id", ["4", "6", "10"])
+def test_images_of_all_ranks_count_and_the_model_is_replaced_by_a_whole_one(lesson_id, tmp_path):
+    file = ROOT / LESSONS[lesson_id]["file"]
+    model = tmp_path / "runs" / file.stem / "model.pt"
+    model.parent.mkdir(parents=True)
+    model.write_text("the run before")
+    (tmp_path / "timed.py").write_text(TIMED)
+    options = ("--epochs", 2, "--max-steps", 3, "--batch-size", 5)
+    with model.open("rb") as before:
+        output = output_of(run_ranks(2, tmp_path / "timed.py", file, *options, cwd=tmp_path))
+        assert before.read() == b"the run before"  # not written over
+    assert re.findall(r", (\S+) images/s", output) == ["30", "30"]
