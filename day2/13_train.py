@@ -3,7 +3,7 @@
 Builds on: 10_mnist_ddp_pt_multinode.py
 New here:  resuming, bf16, accumulation, clipping, exact tests, --shard
 Run:       scripts/multinode_setup_and_run.sh day2/13_train.py
-Look for:  => 10,000 of 10,000 tested, ... right, the file has ... equal weights: ok
+Look for:  => 10,000 of 10,000 tested, ... right; model.safetensors has ... equal: ok
 Try next:  kill -9 a rank, then the same command; scripts/compare_losses.py RUN RUN
 """
 
