@@ -103,7 +103,8 @@ def build_optimizer(model, args):
     parameters = [p for p in model.parameters() if p.requires_grad]
     decay = [p for p in parameters if p.ndim > 1]
     rest = [p for p in parameters if p.ndim <= 1]
-    groups = [{"params": decay, "weight_decay": args.decay}, {"params": rest}]
+    groups = [{"params": decay, "weight_decay": args.decay}]
+    groups.append({"params": rest, "weight_decay": 0.0})  # AdamW's own is not 0
     fused = parameters[0].device.type == "cuda"  # one kernel instead of many
     return torch.optim.SGD(groups, args.lr, momentum=0.9, fused=fused)
 
@@ -130,10 +131,10 @@ def learning_rate(step, steps, args):
     return warm_up * (1 + math.cos(math.pi * step / steps)) / 2
 
 
-def log(board, step, values):
+def log(trainer, step, values):
     """Yours: what is logged, and where. On rank 0 only, such as wandb.log(values)."""
     for name, value in values.items():
-        board.add_scalar(name, value, step)
+        trainer.board.add_scalar(name, value, step)
 
 
 def main(device, args):
@@ -351,7 +352,7 @@ class Trainer:
     def report(self, step, values, title=""):
         """Log values, and print them if they have a title, on rank 0."""
         if dist.get_rank() == 0:
-            log(self.board, step, values)
+            log(self, step, values)
         if title:
             digits = {name: 0 if value >= 100 else 4 for name, value in values.items()}
             numbers = [f"{x} {y:,.{digits[x]}f}" for x, y in values.items()]

@@ -11,6 +11,7 @@ import processes
 import pytest
 import torch
 from docs.blocks import Course
+from support import page_diffs
 from support.cases import written_by
 from support.forked_ranks import run_ranks
 from support.run import LAUNCHER, LESSONS, ROOT, full, output_of, rank_of, run
@@ -29,15 +30,10 @@ FULL = pytest.mark.full
 
 
 def changed(script, box):
-    """Return a script after the changes that a box shows, hunk by hunk."""
+    """Return a script after the changes that a box shows."""
     page, before = PLACES[box]
     text = (ROOT / page).read_text().partition(before)[2]
-    for hunk in re.split(r"^@@.*\n", re.search(r"```diff\n(.*?)```", text, re.S)[1], flags=re.M):
-        lines = hunk.splitlines()
-        old = "\n".join(["", *(line[1:] for line in lines if line[:1] != "+"), ""])
-        new = "\n".join(["", *(line[1:] for line in lines if line[:1] != "-"), ""])
-        assert script.count(old) == 1, f"box {box}, {script.count(old)} times: {old}"
-        script = script.replace(old, new)
+    script = page_diffs.apply(page_diffs.diffs_in(text)[0], script)
     if box == "11":
         lesson = (ROOT / LESSONS["11"]["file"]).read_text()
         nodes = {x.name: x for x in ast.parse(lesson).body if isinstance(x, ast.ClassDef)}

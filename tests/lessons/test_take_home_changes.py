@@ -1,0 +1,73 @@
+"""Lesson 13's examples of a change: as the page shows them, they train the same on any ranks."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from support import page_diffs
+from support.forked_ranks import run_ranks
+from support.run import LESSONS, ROOT, losses, output_of, proves
+from torchvision import models
+
+LESSON = ROOT / LESSONS["13"]["file"]
+FEW = (1, "--max-steps", 10, "--global-batch-size", 6, "--workers", 0)
+HOW = [(3, "--batch-size=1"), (3, "--shard"), (1, "--shard")]
+QUICK = [("pictures", 3, "--shard"), ("table", 3, "--batch-size=1"), ("text", 3, "--shard")]
+
+
+def write_pictures(folder, rng):
+    """Write pictures of two classes, and weights where torchvision looks for those it downloads."""
+    for number in range(20):
+        file = folder / ("train" if number < 18 else "val") / "ab"[number % 2] / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(256, size=(50, 60, 3), dtype=np.uint8)).save(file)
+    file = folder / "hub" / "checkpoints" / models.ResNet18_Weights.DEFAULT.url.split("/")[-1]
+    file.parent.mkdir(parents=True)
+    torch.save(models.resnet18().state_dict(), file)
+    return "--data", folder, "--model", "resnet18"
+
+
+def write_table(folder, rng):
+    np.save(folder / "table.npy", rng.normal(5, 2, size=(90, 4)))
+    return "--data", folder / "table.npy"
+
+
+def write_text(folder, rng):
+    pages = [page.read_text() for page in sorted(ROOT.glob("day?/*.md"))]
+    (folder / "text.txt").write_text("".join(pages)[:6_000])
+    return "--data", folder / "text.txt", "--lr", 0.001
+
+
+WRITE = {"pictures": write_pictures, "table": write_table, "text": write_text}
+CASES = [(name, *how) for name in WRITE for how in HOW]
+CASES = [x if x in QUICK else pytest.param(*x, marks=pytest.mark.full) for x in CASES]
+
+
+@pytest.mark.parametrize(("name", "ranks", "how"), CASES)
+def test_a_change_of_the_page_trains_the_same_on_any_ranks(name, ranks, how, tmp_path):
+    if how == "--shard" and torch.__version__ < (2, 8):
+        pytest.skip("--shard needs torch 2.8 or newer")
+    page = LESSON.with_suffix(".md").read_text()
+    diffs = page_diffs.diffs_in(page.partition("\n## The change\n")[2])
+    file = tmp_path / "day2" / "train.py"
+    file.parent.mkdir()
+    file.write_text(page_diffs.apply(diffs[list(WRITE).index(name)], LESSON.read_text()))
+    options = WRITE[name](tmp_path, np.random.default_rng(0))
+
+    def train(ranks, folder, *more):
+        more = (*options, *more, "--checkpoint-dir", folder)
+        env = {"TORCH_HOME": str(tmp_path)}
+        output = output_of(run_ranks(ranks, file, *FEW, *more, cwd=tmp_path, env=env))
+        assert proves(output)
+        assert "Warning" not in output
+        return np.array(losses(tmp_path / folder, "loss"))
+
+    one, other = train(1, "one"), train(ranks, "other", how)
+    assert len(one) == (3 if name == "pictures" else 10)
+    assert other == pytest.approx(one, abs=1e-5)
+    if name == "pictures":  # all but the last layer is as it was downloaded
+        weights = load_file(tmp_path / "other" / "model.safetensors")
+        downloaded = torch.load(next(tmp_path.rglob("resnet18*.pth")))
+        changed = [key for key in weights if not torch.equal(weights[key], downloaded[key])]
+        assert changed == ["fc.bias", "fc.weight"]
