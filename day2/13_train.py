@@ -15,6 +15,7 @@ Try next:  kill -9 a rank, then the same command; scripts/compare_losses.py RUN 
 import argparse
 import fcntl
 import json
+import logging
 import math
 import multiprocessing
 import os
@@ -359,8 +360,11 @@ class Trainer:
             raise Problem(f"{folder} not written: {cause}") from None
         if dist.get_rank() == 0:
             shutil.rmtree(folder, ignore_errors=True)  # one that could not be read
+            self.board.flush()  # a resume does not take these steps again
             unfinished.rename(folder)  # only now it counts
-            for older in checkpoints(folder.parent)[2:]:
+            # Not its place in the list: those with higher numbers could not be read.
+            there = checkpoints(folder.parent)
+            for older in there[there.index(folder) + 2 :]:
                 shutil.rmtree(older, ignore_errors=True)
         show(f"saved: {folder}")
         self.saved = time.monotonic()
@@ -375,6 +379,7 @@ class Trainer:
             name, there, here = wrong[0]
             rank = dist.get_rank()
             raise Problem(f"{name} differs: on rank 0 {there}, on rank {rank} {here}")
+        logging.disable(logging.WARNING)  # dcp's, with tracebacks
         for path in found[1]:
             try:
                 dcp.load({"training": self}, checkpoint_id=path)
@@ -382,6 +387,7 @@ class Trainer:
                 break
             except dcp.CheckpointException as error:  # on all ranks
                 show(f"{path} cannot be read: {last_line(error)}")
+        logging.disable(logging.NOTSET)
         if found[1] and self.step == 0:
             raise Problem(f"no checkpoint fits: name a folder other than {folder}")
         if dist.get_rank() == 0:
@@ -646,11 +652,15 @@ def run(args):
     except Exception as error:  # on this rank alone, or on all of them
         try:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # DataLoader's may raise here
-            if dist.get_rank() != 0:
-                time.sleep(3)  # if on all, rank 0 says it, and its end stops the job
+            for number in SIGNALS:  # no save now; finally is next
+                signal.signal(number, lambda number, frame: sys.exit(1))
             if isinstance(error, (ConnectionError, EOFError)):  # not of another rank
                 error = Problem(f"a data worker has died, perhaps of memory: {error!r}")
-            if isinstance(error, (Problem, OSError, SafetensorError)):
+            known = isinstance(error, (Problem, OSError, SafetensorError))
+            # If it is on all ranks, rank 0 says it. If it is only the end of another
+            # rank, nobody does. The first rank that ends stops the job.
+            time.sleep(3 * (dist.get_rank() != 0) + 3 * (not known))
+            if known:
                 print(last_line(error), file=sys.stderr)
             else:
                 traceback.print_exception(error)
@@ -670,7 +680,7 @@ def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     if os.environ["LOCAL_RANK"] != "0":  # one rank a node says what is wrong
-        parser.error = lambda message: sys.exit(2)
+        parser.error = lambda message: time.sleep(3) or sys.exit(2)
     folder = os.environ.get("CHECKPOINT_DIR", f"runs/{Path(__file__).stem}")
     add("epochs", nargs="?", type=int, default=2, help="in total (2)")
     add("--data", default="mnist", help="mnist, random, or a folder of images (mnist)")
@@ -695,7 +705,7 @@ def parse_args():
     counts = [args.epochs, args.global_batch_size, args.batch_size, args.warm_up]
     counts += [args.log_every, args.max_steps, args.lr, args.clip]
     not_negative = [args.workers or 0, args.decay, args.profile, args.save_minutes]
-    if min(counts) <= 0 or min(not_negative) < 0:
+    if not (all(x > 0 for x in counts) and all(x >= 0 for x in not_negative)):  # nan
         parser.error("a number is too small: most must be more than 0")
     ranks = int(os.environ["WORLD_SIZE"])
     most = math.ceil(args.global_batch_size / ranks)  # samples of a rank in a step
