@@ -285,9 +285,10 @@ class Trainer:
 
     def log_steps(self):
         """Log the steps since the last line. Every rank must call this."""
-        losses = torch.stack(self.losses)
-        dist.all_reduce(losses)  # over the ranks, in place
-        losses = (losses / dist.get_world_size()).tolist()  # waits for the device
+        # Exact sums: how many steps a message has does not change how it is rounded.
+        losses = torch.stack(self.losses).cpu().double()  # waits for the device
+        dist.all_reduce(losses, group=self.cpu_group)  # over the ranks, in place
+        losses = (losses / dist.get_world_size()).tolist()
         self.losses = []
         norm = self.norm.full_tensor() if self.args.shard else self.norm
         norm = norm.item()
@@ -502,7 +503,14 @@ def wrap(model, parts, device, args):
     for part in parts if args.compile else []:
         part.compile()
     if not args.shard:
-        return DistributedDataParallel(model.to(device))
+        wrapped = DistributedDataParallel(model.to(device))
+        # After its first backward, DDP packs its messages anew, and then sums of three
+        # ranks or more round in another way: not after a start's first step, but now.
+        model.forward = lambda: sum(p.sum() for p in model.parameters())
+        wrapped().backward()
+        del model.forward  # the class has the real one
+        model.zero_grad()
+        return wrapped
     weights = model.state_dict()  # on rank 0; the others have no memory for them yet
     policy = MixedPrecisionPolicy()
     if args.precision == "bf16":  # sent and used in bf16; averaged, kept in fp32
@@ -652,15 +660,16 @@ def run(args):
     except Exception as error:  # on this rank alone, or on all of them
         try:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # DataLoader's may raise here
-            for number in SIGNALS:  # no save now; finally is next
+            for number in SIGNALS:  # do not save; finally comes next
                 signal.signal(number, lambda number, frame: sys.exit(1))
+            gone = "by peer" in str(error)  # gloo's words
+            if gone or dist.get_rank() != 0:
+                time.sleep(3)  # if on all, rank 0 says it, and its end stops the job
+            if gone:
+                error = Problem(f"has another rank ended first? {last_line(error)}")
             if isinstance(error, (ConnectionError, EOFError)):  # not of another rank
                 error = Problem(f"a data worker has died, perhaps of memory: {error!r}")
-            known = isinstance(error, (Problem, OSError, SafetensorError))
-            # If it is on all ranks, rank 0 says it. If it is only the end of another
-            # rank, nobody does. The first rank that ends stops the job.
-            time.sleep(3 * (dist.get_rank() != 0) + 3 * (not known))
-            if known:
+            if isinstance(error, (Problem, OSError, SafetensorError)):
                 print(last_line(error), file=sys.stderr)
             else:
                 traceback.print_exception(error)
