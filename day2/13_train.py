@@ -386,7 +386,7 @@ class Trainer:
                 dcp.load({"training": self}, checkpoint_id=path)
                 show(f"resumed: {path}")
                 break
-            except dcp.CheckpointException as error:  # on all ranks
+            except (dcp.CheckpointException, ValueError) as error:  # on all ranks
                 show(f"{path} cannot be read: {last_line(error)}")
         logging.disable(logging.NOTSET)
         if found[1] and self.step == 0:
