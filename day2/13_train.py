@@ -323,9 +323,8 @@ class Trainer:
         for places, batch in zip(own, batches, strict=True):
             with self.autocast:
                 losses, right = compute(self.model, batch, self.device)
-            real = (places < count).to(
-                self.device
-            )  # the rest only makes the ranks even
+            # The rest only makes the ranks even.
+            real = (places < count).to(self.device)
             sums = [per_sample(losses) * real, per_sample(right) * real, real]
             totals += torch.stack([x.sum() for x in sums])
         dist.all_reduce(totals)  # sums, not means: the parts may differ in size
@@ -662,12 +661,13 @@ def run(args):
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # DataLoader's may raise here
             for number in SIGNALS:  # do not save; finally comes next
                 signal.signal(number, lambda number, frame: sys.exit(1))
-            gone = "by peer" in str(error)  # gloo's words
+            gone = isinstance(error, RuntimeError) and "by peer" in str(error)  # gloo's
             if gone or dist.get_rank() != 0:
                 time.sleep(3)  # if on all, rank 0 says it, and its end stops the job
             if gone:
                 error = Problem(f"has another rank ended first? {last_line(error)}")
-            if isinstance(error, (ConnectionError, EOFError)):  # not of another rank
+            killed = "DataLoader worker (pid" in str(error)
+            if killed or isinstance(error, (ConnectionError, EOFError)):
                 error = Problem(f"a data worker has died, perhaps of memory: {error!r}")
             if isinstance(error, (Problem, OSError, SafetensorError)):
                 print(last_line(error), file=sys.stderr)
