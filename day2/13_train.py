@@ -15,6 +15,7 @@ Try next:  kill -9 a rank, then the same command; scripts/compare_losses.py RUN 
 import argparse
 import fcntl
 import json
+import logging
 import math
 import multiprocessing
 import os
@@ -110,10 +111,7 @@ def build_optimizer(model, args):
 
 
 def compute(model, batch, device):
-    """Yours: three numbers for each sample, or for each of its tokens.
-
-    The loss; how right it is, from 0 to 1; and its weight, which is 0 for padding.
-    """
+    """Yours: of each sample or token: the loss, how right (0 to 1), the weight."""
     images, labels = batch
     images = images.to(device, non_blocking=True)
     labels = labels.to(device, non_blocking=True)
@@ -122,7 +120,7 @@ def compute(model, batch, device):
     outputs = model(images)
     losses = F.cross_entropy(outputs, labels, reduction="none")  # not their mean
     right = (outputs.argmax(dim=1) == labels).float()
-    return losses, right, torch.ones_like(losses)
+    return losses, right, torch.ones_like(losses)  # a weight of 0 for padding
 
 
 def learning_rate(step, steps, args):
@@ -373,8 +371,11 @@ class Trainer:
             raise Problem(f"{folder} not written: {cause}") from None
         if dist.get_rank() == 0:
             shutil.rmtree(folder, ignore_errors=True)  # one that could not be read
+            self.board.flush()  # a resume does not take these steps again
             unfinished.rename(folder)  # only now it counts
-            for older in checkpoints(folder.parent)[2:]:
+            # Not its place in the list: those with higher numbers could not be read.
+            there = checkpoints(folder.parent)
+            for older in there[there.index(folder) + 2 :]:
                 shutil.rmtree(older, ignore_errors=True)
         show(f"saved: {folder}")
         self.saved = time.monotonic()
@@ -389,13 +390,15 @@ class Trainer:
             name, there, here = wrong[0]
             rank = dist.get_rank()
             raise Problem(f"{name} differs: on rank 0 {there}, on rank {rank} {here}")
+        logging.disable(logging.WARNING)  # dcp's, with tracebacks
         for path in found[1]:
             try:
                 dcp.load({"training": self}, checkpoint_id=path)
                 show(f"resumed: {path}")
                 break
-            except dcp.CheckpointException as error:  # on all ranks
+            except (dcp.CheckpointException, ValueError) as error:  # on all ranks
                 show(f"{path} cannot be read: {last_line(error)}")
+        logging.disable(logging.NOTSET)
         if found[1] and self.step == 0:
             raise Problem(f"no checkpoint fits: name a folder other than {folder}")
         if dist.get_rank() == 0:
@@ -509,7 +512,15 @@ def wrap(model, parts, device, args):
     for part in parts if args.compile else []:
         part.compile()
     if not args.shard:
-        return DistributedDataParallel(model.to(device))
+        wrapped = DistributedDataParallel(model.to(device))
+        # After its first backward, DDP packs its messages anew, and then sums of three
+        # ranks or more round in another way: not after a start's first step, but now.
+        forward = model.forward
+        model.forward = lambda: sum(p.sum() for p in model.parameters())
+        wrapped().backward()
+        model.forward = forward
+        model.zero_grad()
+        return wrapped
     weights = model.state_dict()  # on rank 0; the others have no memory for them yet
     policy = MixedPrecisionPolicy()
     if args.precision == "bf16":  # sent and used in bf16; averaged, kept in fp32
@@ -659,9 +670,15 @@ def run(args):
     except Exception as error:  # on this rank alone, or on all of them
         try:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # DataLoader's may raise here
-            if dist.get_rank() != 0:
+            for number in SIGNALS:  # do not save; finally comes next
+                signal.signal(number, lambda number, frame: sys.exit(1))
+            gone = isinstance(error, RuntimeError) and "by peer" in str(error)  # gloo's
+            if gone or dist.get_rank() != 0:
                 time.sleep(3)  # if on all, rank 0 says it, and its end stops the job
-            if isinstance(error, (ConnectionError, EOFError)):  # not of another rank
+            if gone:
+                error = Problem(f"has another rank ended first? {last_line(error)}")
+            killed = "DataLoader worker (pid" in str(error)
+            if killed or isinstance(error, (ConnectionError, EOFError)):
                 error = Problem(f"a data worker has died, perhaps of memory: {error!r}")
             if isinstance(error, (Problem, OSError, SafetensorError)):
                 print(last_line(error), file=sys.stderr)
@@ -708,7 +725,7 @@ def parse_args():
     counts = [args.epochs, args.global_batch_size, args.batch_size, args.warm_up]
     counts += [args.log_every, args.max_steps, args.lr, args.clip]
     not_negative = [args.workers or 0, args.decay, args.profile, args.save_minutes]
-    if min(counts) <= 0 or min(not_negative) < 0:
+    if not (all(x > 0 for x in counts) and all(x >= 0 for x in not_negative)):  # nan
         parser.error("a number is too small: most must be more than 0")
     ranks = int(os.environ["WORLD_SIZE"])
     most = math.ceil(args.global_batch_size / ranks)  # samples of a rank in a step
