@@ -84,7 +84,7 @@ def read_picture(file):
 
 def build_model(args, train_set):
     """Yours: the model, and its parts, which --shard gathers one after the other."""
-    classes = len(getattr(train_set, "classes", range(10)))
+    classes = 10 if args.data in ("mnist", "random") else len(train_set.classes)
     if args.model == "resnet18":
         model = models.resnet18(num_classes=classes)
         return model, [model.layer1, model.layer2, model.layer3, model.layer4]
@@ -140,7 +140,7 @@ def main(device, args):
     lock_folder(args.checkpoint_dir)
     trainer = Trainer(device, args)
     trainer.resume()
-    if trainer.step == trainer.steps:
+    if trainer.step >= trainer.steps:
         show("this training has ended; for a new one, name a new --checkpoint-dir")
     tested, right = trainer.evaluate()  # if this fails, you know it before you train
     while trainer.step < trainer.steps:
@@ -299,21 +299,23 @@ class Trainer:
         losses = torch.stack(self.losses).tolist()  # waits for the device
         self.losses = []
         norm = self.norm.full_tensor() if self.args.shard else self.norm
-        norm = norm.item()
-        for step, loss in enumerate(losses, start=self.step - len(losses) + 1):
+        first = self.step - len(losses) + 1
+        for step, loss in enumerate(losses, start=first):
             self.report(step, {"loss": loss})
-            if not math.isfinite(loss):
-                raise Problem(f"in step {step} the loss was {loss}")
-        if not math.isfinite(norm):
-            raise Problem(f"in step {self.step} the gradient was {norm}")
         seconds = time.perf_counter() - self.begin
         speed = len(losses) * self.args.global_batch_size / seconds
-        values = {"gradient": norm, "rate": self.optimizer.param_groups[0]["lr"]}
-        values |= {"samples/s": speed, "waiting for data": self.waited / seconds}
+        rate = self.optimizer.param_groups[0]["lr"]
+        values = {"gradient": norm.item(), "rate": rate, "samples/s": speed}
+        values["waiting for data"] = self.waited / seconds
         if self.device.type == "cuda":
             values["MB"] = torch.cuda.max_memory_allocated() / 1e6
         title = f"step {self.step:,} of {self.steps:,}, loss {losses[-1]:.4f}"
         self.report(self.step, values, title)
+        for step, value in enumerate([*losses, values["gradient"]], start=first):
+            if not math.isfinite(value):
+                raise Problem(
+                    f"a loss or gradient was {value} in step {step} or before"
+                )
         self.begin = time.perf_counter()
         self.waited = 0
 
@@ -351,9 +353,10 @@ class Trainer:
         """Log values, and print them if they have a title, on rank 0."""
         if dist.get_rank() == 0:
             log(self, step, values)
+            if title:
+                self.board.flush()  # now, or a crash could take it away
         if title:
-            digits = {name: 0 if value >= 100 else 4 for name, value in values.items()}
-            numbers = [f"{x} {y:,.{digits[x]}f}" for x, y in values.items()]
+            numbers = [f"{x} {y:,.{0 if y >= 100 else 4}f}" for x, y in values.items()]
             show(", ".join([title, *numbers]))
 
     def save(self):
@@ -371,7 +374,6 @@ class Trainer:
             raise Problem(f"{folder} not written: {cause}") from None
         if dist.get_rank() == 0:
             shutil.rmtree(folder, ignore_errors=True)  # one that could not be read
-            self.board.flush()  # a resume does not take these steps again
             unfinished.rename(folder)  # only now it counts
             # Not its place in the list: those with higher numbers could not be read.
             there = checkpoints(folder.parent)
@@ -385,7 +387,7 @@ class Trainer:
         folder = self.args.checkpoint_dir
         found = [self.options, checkpoints(folder)]
         dist.broadcast_object_list(found)  # all ranks take rank 0's
-        wrong = differences(found[0], self.options)
+        wrong = [x for x in differences(found[0], self.options) if x[0] not in OWN]
         if wrong:
             name, there, here = wrong[0]
             rank = dist.get_rank()
@@ -419,7 +421,8 @@ class Trainer:
 
     def load_state_dict(self, state):
         """Take over what a checkpoint holds, if it is of this training."""
-        for name, was, now in differences(json.loads(state["options"]), self.options):
+        begun = json.loads(state["options"])
+        for name, was, now in differences(begun, self.options):
             if name not in MAY_CHANGE:
                 other = f"{name} was {was} where this training began, now {now}"
                 raise Problem(f"{other}: keep it, or name a new --checkpoint-dir")
@@ -429,7 +432,8 @@ class Trainer:
         optimizer = dcp_state.get_optimizer_state_dict(self.model, self.optimizer)
         optimizer["state"] = state["optimizer"]["state"]
         dcp_state.set_optimizer_state_dict(self.model, self.optimizer, optimizer)
-        self.best = state["best"]
+        if begun["test"] == self.options["test"]:
+            self.best = state["best"]
         self.step = state["step"]
 
     def export(self, name):
@@ -454,10 +458,11 @@ DATA = Path(__file__).parents[1] / "data"
 SIGNALS = [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT]
 # For collectives and data workers.
 TIMEOUT = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 300)))
-# A checkpoint of other options is refused, but these may change. (test: the data)
-MAY_CHANGE = ["epochs", "data", "test", "checkpoint_dir", "save_minutes", "batch_size"]
-MAY_CHANGE += ["accumulate", "lr", "decay", "warm_up", "clip", "precision", "shard"]
-MAY_CHANGE += ["compile", "workers", "log_every", "profile"]
+# Options that may differ: on each rank; at each start. (train and test: the data)
+OWN = ["data", "workers", "checkpoint_dir"]
+MAY_CHANGE = [*OWN, "epochs", "test", "save_minutes", "batch_size", "accumulate", "lr"]
+MAY_CHANGE += ["decay", "warm_up", "clip", "precision", "shard", "compile"]
+MAY_CHANGE += ["log_every", "profile"]
 
 
 class Problem(Exception):
@@ -486,8 +491,9 @@ class Seeded(Dataset):
         try:
             return self.sets[name][index]
         except Exception as error:  # of any type: a broken picture, or one too large
-            files = getattr(self.sets[name], "samples", None)  # ImageFolder has them
-            where = files[index][0] if files else f"{name} sample {index}"
+            where = f"{name} sample {index}"
+            if isinstance(self.sets[name], datasets.DatasetFolder):
+                where = self.sets[name].samples[index][0]
             cause = last_line(traceback.format_exception_only(error)[-1])
             raise Problem(f"{where} cannot be read: {cause}") from None
 
@@ -634,8 +640,9 @@ def name_rank():
         given.update(RANK="0", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", WORLD_SIZE="1")
         return
     given.update(RANK=given["SLURM_PROCID"], LOCAL_RANK=given["SLURM_LOCALID"])
-    ranks_here = given["SLURM_STEP_TASKS_PER_NODE"].split("(")[0]  # such as "4(x2)"
-    given.update(LOCAL_WORLD_SIZE=ranks_here.split(",")[0], WORLD_SIZE=ranks)
+    counts = given["SLURM_STEP_TASKS_PER_NODE"].split(",")  # such as "4(x2),2"
+    most = max(int(count.split("(")[0]) for count in counts)  # so all nodes agree
+    given.update(LOCAL_WORLD_SIZE=str(most), WORLD_SIZE=ranks)
     nodes = ["scontrol", "show", "hostnames", given["SLURM_STEP_NODELIST"]]
     hosts = subprocess.check_output(nodes, text=True).split()
     port = 20_000 + (int(given["SLURM_JOB_ID"]) + int(given["SLURM_STEP_ID"])) % 10_000
@@ -659,7 +666,8 @@ def run(args):
         args.precision = "bf16" if new or device.type == "xpu" else "fp32"
     if args.workers is None:  # from the cores that are allotted on this node
         cores = int(os.environ.get("SLURM_CPUS_ON_NODE", os.cpu_count()))
-        args.workers = max(0, min(cores, os.cpu_count()) // ranks_here - 1)
+        spare = min(cores, os.cpu_count()) // ranks_here - 1
+        args.workers = max(0, min(spare, 8))
     show(f"ranks: {dist.get_world_size()}, device: {device.type}, backend: {backend}")
     step = f"{args.global_batch_size} samples in {args.accumulate} batches a rank"
     show(f"{args.precision}, each step {step}, data workers of a rank: {args.workers}")

@@ -271,10 +271,8 @@ def test_what_cannot_be_trained_says_so_in_one_line(tmp_path):
     assert "train and val of " in refused(*few, cwd=tmp_path)
     too_few = refused("--global-batch-size", 2001, cwd=tmp_path)
     assert too_few == "2000 samples are less than a global batch"
-    assert re.match(
-        r"in step \d+ the (loss|gradient) was (nan|inf)",
-        refused("--lr", 1e30, "--clip", 1e30, cwd=tmp_path),
-    )
+    said = refused("--lr", 1e30, "--clip", 1e30, cwd=tmp_path)
+    assert re.match(r"a loss or gradient was (nan|inf) in step \d+ or before$", said)
 
 
 def test_two_jobs_do_not_mix(tmp_path):
