@@ -15,6 +15,7 @@ Try next:  kill -9 a rank, then the same command; scripts/compare_losses.py RUN 
 import argparse
 import fcntl
 import json
+import logging
 import math
 import multiprocessing
 import os
@@ -110,15 +111,22 @@ def build_optimizer(model, args):
 
 
 def compute(model, batch, device):
-    """Yours: the loss of each sample or token, and how right each is, from 0 to 1."""
+    """Yours: of each sample or token: the loss, how right (0 to 1), the weight."""
     images, labels = batch
     images = images.to(device, non_blocking=True)
     labels = labels.to(device, non_blocking=True)
     if device.type == "cuda":
         images = images.contiguous(memory_format=torch.channels_last)  # tensor cores
     outputs = model(images)
-    losses = F.cross_entropy(outputs, labels, reduction="none")
-    return losses, (outputs.argmax(dim=1) == labels).float()
+    losses = F.cross_entropy(outputs, labels, reduction="none")  # not their mean
+    right = (outputs.argmax(dim=1) == labels).float()
+    return losses, right, torch.ones_like(losses)  # a weight of 0 for padding
+
+
+def learning_rate(step, steps, args):
+    """Yours: which part of --lr a step takes. Here: warm-up, then half a cosine."""
+    warm_up = min(1, (step + 1) / args.warm_up)
+    return warm_up * (1 + math.cos(math.pi * step / steps)) / 2
 
 
 def log(trainer, step, values):
@@ -164,8 +172,9 @@ class Trainer:
         self.steps = args.epochs * self.epoch_steps
         self.step = 0  # of the whole training
         self.batches = []  # what the loader reads next: lists of (set, epoch, index)
+        data = Seeded(self.sets, args.seed)
         self.loader = DataLoader(
-            Seeded(self.sets, args.seed),
+            data,
             batch_sampler=self.batches,
             num_workers=args.workers,
             persistent_workers=args.workers > 0,
@@ -185,7 +194,7 @@ class Trainer:
         rounded = args.precision == "bf16"
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=rounded)
         self.options = {name: str(value) for name, value in vars(args).items()}
-        self.options |= {name: describe(data) for name, data in self.sets.items()}
+        self.options |= {name: describe(data, name) for name in self.sets}
         for name, tensor in self.model.state_dict().items():
             self.options[f"the shape of {name}"] = str([*tensor.shape])
         self.losses = []  # of the steps that are not in the log yet
@@ -254,9 +263,7 @@ class Trainer:
 
     def train_step(self, batches):
         """Take one step, with the next batches."""
-        # DDP divides by the number of ranks. So each sample counts the same:
-        weight = dist.get_world_size() / self.args.global_batch_size
-        losses = []
+        sums = torch.zeros(2, device=self.device)
         for number in range(1, self.args.accumulate + 1):
             begin = time.perf_counter()
             batch = next(batches)
@@ -267,27 +274,29 @@ class Trainer:
             # One message a step: ranks average in the backward of its last batch only.
             with averaging(self.wrapped, on=number == self.args.accumulate):
                 with self.autocast:
-                    each, _ = compute(self.wrapped, batch, self.device)
-                loss = per_sample(each).sum() * weight
+                    losses, _, weights = compute(self.wrapped, batch, self.device)
+                loss = (losses * weights).sum()
                 loss.backward()  # gradients add up
-            losses.append(loss.detach())  # no .item(): it waits for the GPU
-        # After backward: these are the averages, the same on all ranks.
+            sums += torch.stack([loss.detach(), weights.sum()])  # no .item(): it waits
+        # The gradients are sums over samples, which DDP divides by the number of ranks.
+        # This makes them means: each sample of the global batch counts the same.
+        dist.all_reduce(sums)
+        loss, weight = sums
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        torch._foreach_mul_(gradients, dist.get_world_size() / weight)
         parameters = self.model.parameters()
         self.norm = nn.utils.clip_grad_norm_(parameters, self.args.clip)
-        warm_up = min(1, (self.step + 1) / self.args.warm_up)
-        cosine = (1 + math.cos(math.pi * self.step / self.steps)) / 2
+        factor = learning_rate(self.step, self.steps, self.args)
         for group in self.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * warm_up * cosine
+            group["lr"] = group["initial_lr"] * factor
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.losses.append(torch.stack(losses).sum())
+        self.losses.append(loss / weight)
         self.step += 1
 
     def log_steps(self):
-        """Log the steps since the last line. Every rank must call this."""
-        losses = torch.stack(self.losses)
-        dist.all_reduce(losses)  # over the ranks, in place
-        losses = (losses / dist.get_world_size()).tolist()  # waits for the device
+        """Log the steps since the last line."""
+        losses = torch.stack(self.losses).tolist()  # waits for the device
         self.losses = []
         norm = self.norm.full_tensor() if self.args.shard else self.norm
         norm = norm.item()
@@ -318,31 +327,33 @@ class Trainer:
         places = torch.arange(dist.get_rank(), math.ceil(count / ranks) * ranks, ranks)
         own = places.split(self.args.batch_size)
         batches = self.load("test", 0, [places % count for places in own])
-        totals = torch.zeros(3, device=self.device)
+        totals = torch.zeros(4, device=self.device)
         for places, batch in zip(own, batches, strict=True):
             with self.autocast:
-                losses, right = compute(self.model, batch, self.device)
-            real = (places < count).to(
-                self.device
-            )  # the rest only makes the ranks even
-            sums = [per_sample(losses) * real, per_sample(right) * real, real]
-            totals += torch.stack([x.sum() for x in sums])
+                losses, right, weights = compute(self.model, batch, self.device)
+            # What is beyond the end only makes the ranks even.
+            real = (places < count).to(self.device, torch.float32)
+            sums = [losses * weights, right * weights, weights]
+            sums = [x.float().reshape(len(real), -1).sum(dim=1) @ real for x in sums]
+            totals += torch.stack([*sums, real.sum()])
         dist.all_reduce(totals)  # sums, not means: the parts may differ in size
-        loss, right, tested = totals.tolist()
-        values = {"test loss": loss / tested, "accuracy": right / tested}
+        loss, right, weight, tested = totals.tolist()
+        loss, right = loss / weight, right / weight
+        values = {"test loss": loss, "accuracy": right}
         self.report(self.step, values, f"test of {tested:,.0f}")
         epoch_ends = self.step > 0 and self.step % self.epoch_steps == 0
-        if epoch_ends and loss / tested < self.best:
-            self.best = loss / tested
+        if epoch_ends and loss < self.best:
+            self.best = loss
             self.export("best.safetensors")
-        return int(tested), right / tested
+        return int(tested), right
 
     def report(self, step, values, title=""):
         """Log values, and print them if they have a title, on rank 0."""
         if dist.get_rank() == 0:
             log(self, step, values)
         if title:
-            numbers = [f"{name} {value:,.4g}" for name, value in values.items()]
+            digits = {name: 0 if value >= 100 else 4 for name, value in values.items()}
+            numbers = [f"{x} {y:,.{digits[x]}f}" for x, y in values.items()]
             show(", ".join([title, *numbers]))
 
     def save(self):
@@ -360,8 +371,11 @@ class Trainer:
             raise Problem(f"{folder} not written: {cause}") from None
         if dist.get_rank() == 0:
             shutil.rmtree(folder, ignore_errors=True)  # one that could not be read
+            self.board.flush()  # a resume does not take these steps again
             unfinished.rename(folder)  # only now it counts
-            for older in checkpoints(folder.parent)[2:]:
+            # Not its place in the list: those with higher numbers could not be read.
+            there = checkpoints(folder.parent)
+            for older in there[there.index(folder) + 2 :]:
                 shutil.rmtree(older, ignore_errors=True)
         show(f"saved: {folder}")
         self.saved = time.monotonic()
@@ -376,13 +390,15 @@ class Trainer:
             name, there, here = wrong[0]
             rank = dist.get_rank()
             raise Problem(f"{name} differs: on rank 0 {there}, on rank {rank} {here}")
+        logging.disable(logging.WARNING)  # dcp's, with tracebacks
         for path in found[1]:
             try:
                 dcp.load({"training": self}, checkpoint_id=path)
                 show(f"resumed: {path}")
                 break
-            except dcp.CheckpointException as error:  # on all ranks
+            except (dcp.CheckpointException, ValueError) as error:  # on all ranks
                 show(f"{path} cannot be read: {last_line(error)}")
+        logging.disable(logging.NOTSET)
         if found[1] and self.step == 0:
             raise Problem(f"no checkpoint fits: name a folder other than {folder}")
         if dist.get_rank() == 0:
@@ -476,20 +492,19 @@ class Seeded(Dataset):
             raise Problem(f"{where} cannot be read: {cause}") from None
 
 
-def describe(dataset):
-    """Return how many samples a data set has, and a digest of which, by their names."""
-    names = str([*getattr(dataset, "indices", [])])  # of a random split
-    whole = getattr(dataset, "dataset", dataset)
-    if isinstance(whole, datasets.DatasetFolder):
+def describe(data, name):
+    """Return how many samples a data set has, and a digest that tells it from others.
+
+    It is of ten samples, and of the names of pictures, but not of what is in all files.
+    """
+    samples = data.sets[name]
+    some = [data[name, 0, i] for i in range(0, len(samples), len(samples) // 10 + 1)]
+    text = str(some)
+    if isinstance(samples, datasets.DatasetFolder):
         # Without its folder, which may have another name on each node.
-        names += str(whole.samples).replace(str(whole.root), "")
-    digest = sha256(names.encode()).hexdigest()
-    return f"{len(dataset):,} samples with digest {digest[:8]}"
-
-
-def per_sample(values):
-    """Return one value for each sample: the mean, if there are values of its tokens."""
-    return values.flatten(1).mean(dim=1) if values.ndim > 1 else values
+        text += str(samples.samples).replace(str(samples.root), "")
+    digest = sha256(text.encode()).hexdigest()
+    return f"{len(samples):,} samples with digest {digest[:8]}"
 
 
 def wrap(model, parts, device, args):
@@ -497,7 +512,15 @@ def wrap(model, parts, device, args):
     for part in parts if args.compile else []:
         part.compile()
     if not args.shard:
-        return DistributedDataParallel(model.to(device))
+        wrapped = DistributedDataParallel(model.to(device))
+        # After its first backward, DDP packs its messages anew, and then sums of three
+        # ranks or more round in another way: not after a start's first step, but now.
+        forward = model.forward
+        model.forward = lambda: sum(p.sum() for p in model.parameters())
+        wrapped().backward()
+        model.forward = forward
+        model.zero_grad()
+        return wrapped
     weights = model.state_dict()  # on rank 0; the others have no memory for them yet
     policy = MixedPrecisionPolicy()
     if args.precision == "bf16":  # sent and used in bf16; averaged, kept in fp32
@@ -647,9 +670,15 @@ def run(args):
     except Exception as error:  # on this rank alone, or on all of them
         try:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # DataLoader's may raise here
-            if dist.get_rank() != 0:
+            for number in SIGNALS:  # do not save; finally comes next
+                signal.signal(number, lambda number, frame: sys.exit(1))
+            gone = isinstance(error, RuntimeError) and "by peer" in str(error)  # gloo's
+            if gone or dist.get_rank() != 0:
                 time.sleep(3)  # if on all, rank 0 says it, and its end stops the job
-            if isinstance(error, (ConnectionError, EOFError)):  # not of another rank
+            if gone:
+                error = Problem(f"has another rank ended first? {last_line(error)}")
+            killed = "DataLoader worker (pid" in str(error)
+            if killed or isinstance(error, (ConnectionError, EOFError)):
                 error = Problem(f"a data worker has died, perhaps of memory: {error!r}")
             if isinstance(error, (Problem, OSError, SafetensorError)):
                 print(last_line(error), file=sys.stderr)
@@ -696,7 +725,7 @@ def parse_args():
     counts = [args.epochs, args.global_batch_size, args.batch_size, args.warm_up]
     counts += [args.log_every, args.max_steps, args.lr, args.clip]
     not_negative = [args.workers or 0, args.decay, args.profile, args.save_minutes]
-    if min(counts) <= 0 or min(not_negative) < 0:
+    if not (all(x > 0 for x in counts) and all(x >= 0 for x in not_negative)):  # nan
         parser.error("a number is too small: most must be more than 0")
     ranks = int(os.environ["WORLD_SIZE"])
     most = math.ceil(args.global_batch_size / ranks)  # samples of a rank in a step

@@ -134,7 +134,7 @@ def write_copies(folder, lesson_id, tmp_path_factory):
         (
             "13",
             ("--data", ".", "--global-batch-size", 2),
-            r"^ranks \[1\] have other data than rank 0: 2 samples with digest \w{8} and 2 ",
+            r"^train differs: on rank 0 2 samples with digest \w{8}, on rank 1 2 samples with ",
         ),
         ("19", ("--folder", "ratings"), r"ratings is not the same on ranks \[1\] as on rank 0\."),
     ],
