@@ -194,7 +194,7 @@ class Trainer:
         rounded = args.precision == "bf16"
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=rounded)
         self.options = {name: str(value) for name, value in vars(args).items()}
-        self.options |= {name: describe(data, name) for name in self.sets}
+        self.options |= {name: digest_of(data, name) for name in self.sets}
         for name, tensor in self.model.state_dict().items():
             self.options[f"the shape of {name}"] = str([*tensor.shape])
         self.losses = []  # of the steps that are not in the log yet
@@ -326,15 +326,16 @@ class Trainer:
         # With --shard ranks compute together, so all need the same number of batches.
         count = len(self.sets["test"])
         ranks = dist.get_world_size()
-        places = torch.arange(dist.get_rank(), math.ceil(count / ranks) * ranks, ranks)
-        own = places.split(self.args.batch_size)
-        batches = self.load("test", 0, [places % count for places in own])
+        end = math.ceil(count / ranks) * ranks
+        positions = torch.arange(dist.get_rank(), end, ranks)
+        own = positions.split(self.args.batch_size)
+        batches = self.load("test", 0, [positions % count for positions in own])
         totals = torch.zeros(4, device=self.device)
-        for places, batch in zip(own, batches, strict=True):
+        for positions, batch in zip(own, batches, strict=True):
             with self.autocast:
                 losses, right, weights = compute(self.model, batch, self.device)
             # What is beyond the end only makes the ranks even.
-            real = (places < count).to(self.device, torch.float32)
+            real = (positions < count).to(self.device, torch.float32)
             sums = [losses * weights, right * weights, weights]
             sums = [x.float().reshape(len(real), -1).sum(dim=1) @ real for x in sums]
             totals += torch.stack([*sums, real.sum()])
@@ -498,7 +499,7 @@ class Seeded(Dataset):
             raise Problem(f"{where} cannot be read: {cause}") from None
 
 
-def describe(data, name):
+def digest_of(data, name):
     """Return how many samples a data set has, and a digest that tells it from others.
 
     It is of ten samples, and of the names of pictures, but not of what is in all files.
