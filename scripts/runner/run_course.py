@@ -69,7 +69,6 @@ def print_table(results):
 
 
 def main():
-    """Run the lessons asked for, print the table, write the report; return the exit status."""
     parser = argparse.ArgumentParser(prog="run_course.sh", description=__doc__.splitlines()[0])
     parser.add_argument("lesson", nargs="*", help="lesson ids, day1 or day2; all if none is given")
     parser.add_argument("--list", action="store_true", help="show the lessons and run nothing")

@@ -9,15 +9,7 @@ import pytest
 from markupsafe import escape
 from runner import run_course
 from runner.report import write
-from support.run import (
-    LESSONS,
-    ROOT,
-    is_alive,
-    output_of,
-    proof_of,
-    recorded_output,
-    run,
-)
+from support.run import LESSONS, ROOT, is_alive, output_of, proof_of, recorded_output, run
 from torch.utils.tensorboard import SummaryWriter
 
 RUN_COURSE = [sys.executable, ROOT / "scripts" / "runner" / "run_course.py"]
