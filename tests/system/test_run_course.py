@@ -133,13 +133,8 @@ def test_the_report_has_all_that_was_printed_and_draws_it(tmp_path):
         assert f"<code>{escape(result['showed'])}</code>" in page
         assert str(escape(result["output"])) in page
     assert f"{len(LESSONS)} of {len(LESSONS)} lessons ok" in page
-    assert [*figures] == ["gaps", "loss", "time_shares", "speed_up", "bandwidth"]
-    gaps = re.findall(r"=> .*losses within (\S+)", "\n".join(map(recorded_output, LESSONS)))
-    shown = [text for text in figures["gaps"] if re.fullmatch(r"[1-9]e-\d+|0", text)]
-    assert shown == [gap.replace("0e+00", "0") for gap in gaps]
+    assert [*figures] == ["loss", "time_shares", "bandwidth"]
     assert {"one process", "DDP, linear rate"} <= set(figures["loss"])
-    gains = re.findall(r"([\d.]+) \([\d.]+ to", recorded_output("7").partition("=>")[0])
-    assert [text for text in figures["speed_up"] if re.fullmatch(r"\d\.\d\d", text)] == gains
     assert {"4 kB", "lesson 1: all, 4 ranks"} <= set(figures["bandwidth"])
     # It needs no network.
     assert re.findall(r"(?:src|href|action|data|srcset)=\"(?!#)", page) == []
@@ -150,7 +145,7 @@ def test_only_what_ran_well_is_drawn(tmp_path):
     results = [
         recorded("1"),
         recorded("5", problem="exit status 1", output="<script>alert(1)</script>\n"),
-        recorded("7", skipped="This machine has one core."),
+        recorded("test-profile", skipped="This machine has one core."),
     ]
     page, figures = page_of(results, tmp_path)
     assert [*figures] == ["bandwidth"]
