@@ -79,7 +79,7 @@ def train_step(stage, todo, x, y):
         if what in ("B", "BW"):
             x, out, _ = held[number]
             gradient = None if last else receive(rank + 1, out)
-            # Of the input only. W needs what F has kept once more.
+            # Of the input only. What F has kept stays: W needs it again.
             (x_grad,) = torch.autograd.grad(out, x, gradient, retain_graph=True)
             held[number] = x, out, gradient
         if what in ("W", "BW"):

@@ -35,8 +35,8 @@ def zero_bubble(stage, stages, micro_batches):
     """Return what a stage does in a step: F, B and W, each once for a micro-batch."""
     ahead = min(stages - 1 - stage, micro_batches)
     todo = [("F", number) for number in range(ahead)]
-    # W is so many micro-batches late as there are stages before. Later stages are less
-    # far ahead, so with both, none holds more micro-batches than there are stages.
+    # W is as many micro-batches late as there are stages before this one. The fewer F a
+    # stage is ahead, the later it may be: each holds as many as there are stages.
     for number in range(micro_batches + stage):
         if ahead + number < micro_batches:
             todo.append(("F", ahead + number))
@@ -81,7 +81,7 @@ def train_step(stage, todo, x, y):
         if what in ("B", "BW"):
             x, out, _ = held[number]
             gradient = None if last else receive(rank + 1, out)
-            # Of the input only. W needs what F has kept once more.
+            # Of the input only. What F has kept stays: W needs it again.
             (x_grad,) = torch.autograd.grad(out, x, gradient, retain_graph=True)
             held[number] = x, out, gradient
         if what in ("W", "BW"):
