@@ -155,3 +155,36 @@ def check_15_7(exercise, rank, world_size, report):
 def compare_15_7(seen, report):
     words = "the same" if seen[:2] == seen[2:] else "different"
     report.equal("numbers that the two nodes hold:", words, "the same")
+
+
+def check_15_9(exercise, rank, world_size, report):
+    """The pairs of a rank, what ring attention and its backward return, and what it holds."""
+    length = 8 * world_size
+    text = exercise.make_text(length)
+    query, key, value = [tensor.clone().requires_grad_() for tensor in text]
+    later = torch.ones(length, length).triu(1).bool()
+    scores = (query @ key.T / query.shape[1] ** 0.5).masked_fill(later, -torch.inf)
+    result = scores.softmax(1) @ value
+    result.cos().sum().backward()
+    places = [exercise.balanced(other, world_size, length) for other in range(world_size)]
+    own = places[rank]
+
+    def attend(*tensors):
+        return exercise.results(exercise.RingAttention.apply, tensors, places)
+
+    pieces = [text[1][other] for other in places]
+    mine, held = most_pieces_held(attend, *[tensor[own] for tensor in text], pieces)
+    names = ("result:", "gradient of query:", "gradient of key:", "gradient of value:")
+    right = (result, query.grad, key.grad, value.grad)
+    for name, a, b in zip(names, mine, right):
+        report.numbers(name, a.flatten().tolist(), b[own].flatten().tolist())
+    what = f"pieces of the keys, of {world_size}, that it holds at a time:"
+    report.at_most(what, held, world_size - 1)
+    pairs = exercise.count_pairs(text, own)
+    report.equal("pairs in the new order:", pairs, length * (length + 1) // 2 // world_size)
+    return own.tolist()
+
+
+def compare_15_9(seen, report):
+    places = sum(seen, [])
+    report.equal("all ranks: different places:", len(set(places)), len(places))
