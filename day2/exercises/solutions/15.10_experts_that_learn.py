@@ -4,7 +4,7 @@ Lesson:  15
 Kind:    fill in
 Task:    Exercise 15.5's experts, one on each rank, now in training: gradients travel
          back to the tokens' ranks, an expert has room for so many tokens and no more,
-         and a second loss teaches the gate to give all experts as much to do.
+         and a second loss teaches the gate to give all experts equal work.
 Run:     python day2/exercises/solutions/15.10_experts_that_learn.py
 Check:   python scripts/check.py 15.10 --solution
 """
@@ -20,9 +20,7 @@ from torch import nn
 
 TOKENS = 16  # of each rank
 WIDTH = 8  # numbers in a token
-CAPACITY = (
-    6  # tokens that a rank may send to one expert: 1.5 times an equal share of 16
-)
+CAPACITY = 6  # tokens that a rank may send to one expert: 1.5 times an equal share
 BALANCE = 0.3  # how much the second loss counts
 
 
@@ -78,9 +76,9 @@ def find_room(choice, experts):
 
 
 def balance_loss(probability, choice):
-    """Return a loss of one number: 1 if all experts are chosen equally often.
+    """Return a loss: 1 if all experts are chosen equally often.
 
-    It grows up to the number of experts, if one is always chosen, and is sure of it.
+    At most, it is the number of experts: if the gate is sure that it's always the same.
     probability: float32 [n, experts], from the gate. choice: int64 [n], the largest.
     """
     experts = probability.shape[1]

@@ -211,9 +211,8 @@ def check_15_10(exercise, rank, world_size, report):
     balance = world_size * (fraction * probability.mean((0, 1))).sum()
     (nn.functional.mse_loss(right, target) + exercise.BALANCE * balance).backward()
     report.numbers("output:", result.flatten().tolist(), right[rank].flatten().tolist())
-    report.numbers(
-        "gradients of its expert:", gradients(experts[rank]), gradients(right_experts[rank]), 1e-6
-    )
+    own, right_own = gradients(experts[rank]), gradients(right_experts[rank])
+    report.numbers("gradients of its expert:", own, right_own, 1e-6)
     report.numbers("gradients of the gate:", gradients(gate), gradients(right_gate), 1e-6)
     # A rank's loss is the mean over its own tokens: world_size times as large in each of them.
     own = (mine.grad / world_size).flatten().tolist()
