@@ -3,7 +3,7 @@
 Builds on: 10_mnist_ddp_pt_multinode.py
 New here:  IterableDataset, worker, shuffle buffer
 Run:      scripts/multinode_setup_and_run.sh day2/11_mnist_ddp_pt_multinode_streaming.py
-Look for:  => ... images once an epoch (limit ...), ..., the same after a restart ...: ok
+Look for:  => ... images once an epoch (limit ...), ..., the same after ... middle: ok
 Try next:  --workers 2; --buffer 1: which claim fails now, and why?
 """
 
