@@ -12,14 +12,7 @@ import threading
 import time
 from pathlib import Path
 
-from launcher.failures import (
-    NO_FAILURE,
-    FailureReport,
-    as_a_shell,
-    ending,
-    forward,
-    write_stderr,
-)
+from launcher.failures import NO_FAILURE, FailureReport, as_a_shell, ending, forward, write_stderr
 from launcher.gpus import find_gpus, share_gpus
 from launcher.monitor import watched
 from launcher.rank import rank_command, threads

@@ -20,7 +20,6 @@ from support.run import (
     ROOT,
     cached_across_workers,
     full,
-    launch,
     load_lesson,
     losses,
     output_of,
@@ -283,15 +282,3 @@ def test_two_jobs_do_not_mix(tmp_path):
     with (tmp_path / RUN / "lock").open("a") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
         assert refused(cwd=tmp_path) == "another job is training in runs/13_train"
-
-
-@FULL
-def test_python_alone_and_the_launcher(uninterrupted_run, tmp_path):
-    command = [str(x) for x in (sys.executable, LESSON, *FEW)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert compared(tmp_path / RUN, uninterrupted_run) < 1e-5
-    for nodes in ("2x1", "1x2", "2x2"):
-        few = (*FEW, "--checkpoint-dir", nodes)
-        output_of(launch("--local", nodes, LESSON, *map(str, few), cwd=tmp_path))
-        assert compared(tmp_path / nodes, uninterrupted_run) < 1e-5

@@ -8,16 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.run import (
-    ROOT,
-    copy_tree,
-    full,
-    losses,
-    proof_of,
-    proves,
-    require_programs,
-    wait_for,
-)
+from support.run import ROOT, copy_tree, full, losses, proof_of, proves, require_programs, wait_for
 from support.slurm_cluster import bring_up
 
 SCRIPT = ROOT / "scripts" / "sbatch_run.sh"
