@@ -173,5 +173,5 @@ def check_15_8(exercise, rank, world_size, report):
             mine = [y.full_tensor() for y in model.parameters()]
             gaps = zip(mine, alone.parameters(), start)
             far = max(((a - b).norm() / (b - c).norm()).item() for a, b, c in gaps)
-            report.at_most(f"steps: {step + 1}, off by", far, 1e-3)
+            report.at_most(f"steps: {step + 1}, off by this share of one process's way:", far, 1e-3)
     report.learned(losses)
