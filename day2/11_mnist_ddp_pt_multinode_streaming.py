@@ -3,7 +3,7 @@
 Builds on: 10_mnist_ddp_pt_multinode.py
 New here:  IterableDataset, worker, shuffle buffer
 Run:      scripts/multinode_setup_and_run.sh day2/11_mnist_ddp_pt_multinode_streaming.py
-Look for:  => ... images once an epoch (limit ...), ..., losses ... (limit ...): ok
+Look for:  => ... images once an epoch (limit ...), ..., the same after ... middle: ok
 Try next:  --workers 2; --buffer 1: which claim fails now, and why?
 """
 
@@ -43,7 +43,7 @@ class ChunkStream(IterableDataset):
         self.seed = seed
         self.buffer_chunks = buffer_chunks
         self.transform = transform
-        self.epoch = torch.tensor(0).share_memory_()  # so that workers see it change
+        self.begin = torch.tensor([0, 0]).share_memory_()  # workers see it change
         with h5py.File(path) as file:  # closed again: each worker opens its own
             images = file["images"]
             if images.chunks is None or len(images) != len(file["labels"]):
@@ -51,41 +51,62 @@ class ChunkStream(IterableDataset):
             self.chunk_size = images.chunks[0]
             self.chunks = len(images) // self.chunk_size
 
-    def set_epoch(self, epoch):
-        """Choose the order of the next epoch, on every rank."""
-        self.epoch.fill_(epoch)
+    def set_epoch(self, epoch, done=0):
+        """Choose the order of the next epoch, on every rank.
+
+        done: so many of its batches this rank had before a restart. They are left out.
+        """
+        self.begin.copy_(torch.tensor([epoch, done]))
 
     def __iter__(self):
         """Yield the batches of one worker."""
+        epoch, done = self.begin.tolist()
         info = get_worker_info()
-        worker = info.id if info else 0  # no info: no workers, the rank itself reads
-        workers = info.num_workers if info else 1
+        workers = info.num_workers if info else 1  # no info: the rank itself reads
+        # Batches come from the workers in turn, after a restart from the next one's.
+        worker = (info.id + done) % workers if info else 0
         # The same number for each: if a rank had one batch more, DDP would hang.
         chunks = self.chunks // (self.world_size * workers)
         batches = chunks * self.chunk_size // self.batch_size
         if batches == 0:
             raise ValueError(f"{self.path} has not one batch for each worker")
         # The same seed on all ranks: all must agree on the order of the chunks.
-        generator = torch.Generator().manual_seed(self.seed + self.epoch.item())
+        generator = torch.Generator().manual_seed(self.seed + epoch)
         order = torch.randperm(self.chunks, generator=generator)
         first = chunks * (self.rank * workers + worker)
         own = order[first : first + chunks]
-        for batch in islice(self.mix(own, generator), batches):
+        skipped = len(range(worker, done, workers))
+        stream = self.mix(own, generator, skipped)
+        for batch in islice(stream, batches - skipped):
             yield self.transform(*batch) if self.transform else batch
 
-    def mix(self, order, generator):
-        """Read a few of these chunks at a time. Yield batches of them, shuffled."""
+    def mix(self, order, generator, skipped):
+        """Read a few of these chunks at a time. Yield batches of them, shuffled.
+
+        The first ones are skipped, unread if a buffer has a whole number of batches.
+        """
         rest = []
         with h5py.File(self.path) as file:
             for chunks in order.split(self.buffer_chunks):
+                count = self.chunk_size * len(chunks)
+                even = count % self.batch_size == 0 and self.chunks - 1 not in chunks
+                if even and not rest and skipped >= count // self.batch_size:
+                    torch.randperm(count, generator=generator)  # as if it had been read
+                    skipped -= count // self.batch_size
+                    continue
                 parts = rest + [self.read(file, chunk) for chunk in chunks.tolist()]
                 images = torch.cat([images for images, _ in parts])
                 labels = torch.cat([labels for _, labels in parts])
                 permutation = torch.randperm(len(labels), generator=generator)
                 for indices in permutation.split(self.batch_size):
                     rest = [(images[indices], labels[indices])]
-                    if len(indices) == self.batch_size:  # otherwise read more first
-                        yield rest.pop()
+                    if len(indices) < self.batch_size:
+                        continue  # read more first
+                    batch = rest.pop()
+                    if skipped > 0:
+                        skipped -= 1
+                    else:
+                        yield batch
 
     def read(self, file, chunk):
         """Return the images and labels of a chunk. The last one may be longer."""
@@ -124,8 +145,7 @@ def train(device, args):
     )
     # None: the stream yields batches. Its workers read ahead while this rank trains.
     # One that cannot send prints why and lives on: only a timeout ends the wait for it.
-    limit = int(os.environ.get("DIST_TIMEOUT", 60)) if args.workers else 0
-    options = {"persistent_workers": args.workers > 0, "timeout": limit}
+    options = {"persistent_workers": args.workers > 0, "timeout": args.limit}
     loader = DataLoader(stream, None, num_workers=args.workers, **options)
     losses = []
     used = []
@@ -210,8 +230,27 @@ def check_stream(used, losses, device, args):
     claim += f", {orders} orders (limit {args.epochs})"
     claim += f", {mixed:.0%} as mixed as by a full shuffle (limit 25%)"
     claim += f", losses within {gap:.0e} of those from memory (limit {ROUNDING:.0e})"
+    same = resumes(used[0], len(used), args)
+    claim += f", {'the same' if same else 'NOT the same'} after a restart in the middle"
     complete = once == limit and orders == args.epochs
-    return claim, complete and mixed >= 0.25 and gap <= ROUNDING
+    return claim, complete and mixed >= 0.25 and gap <= ROUNDING and same
+
+
+def resumes(used, world_size, args):
+    """Return whether rank 0's stream, begun in the middle, gives the rest of an epoch.
+
+    used: the digests of what this rank has used, one epoch after the other.
+    """
+    stream = ChunkStream(
+        args.file, args.batch_size, 0, world_size, args.seed, args.buffer
+    )
+    steps = len(used) // args.epochs // args.batch_size
+    done = steps // 2
+    stream.set_epoch(0, done)
+    loader = DataLoader(stream, None, num_workers=args.workers, timeout=args.limit)
+    again = []
+    list(noted(islice(loader, steps - done), again))
+    return again == used[done * args.batch_size : steps * args.batch_size]
 
 
 def mean_distance(numbers):
@@ -393,6 +432,8 @@ def parse_args():
     except (OSError, KeyError, AttributeError, ValueError) as error:
         todo = "" if args.file.exists() else ". Make it: python day2/create_mnist_h5.py"
         parser.error(f"{args.file} cannot be streamed: {error.args[-1]}{todo}")
+    # Seconds that a rank waits for a worker, which alone needs such a limit.
+    args.limit = int(os.environ.get("DIST_TIMEOUT", 60)) if args.workers else 0
     if images == 0:
         parser.error(f"{args.file} has not one batch for each worker of each rank")
     return args

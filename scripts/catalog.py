@@ -18,13 +18,13 @@ LAUNCHER = "scripts/multinode_setup_and_run.sh"
 REQUIREMENT = r'^([\w.-]+)((?:>=[\d.]+)?)(?:; python_version < "3\.(\d+)")?$'
 
 
-def read_course(file=SCRIPTS / "course.toml"):
-    """Return the lessons: a list of the tables [[page]] of scripts, in a file like course.toml.
+def read_course():
+    """Return the lessons: a list of the tables [[page]] of scripts in course.toml.
 
     Each also gets id, arguments, and nodes, which says whether the lesson runs on all nodes.
     """
     lessons = []
-    for lesson in tomllib.loads(file.read_text())["page"]:
+    for lesson in tomllib.loads((SCRIPTS / "course.toml").read_text())["page"]:
         path = Path(lesson["file"])
         if path.suffix == ".py":
             number, _, _ = path.stem.partition("_")

@@ -101,7 +101,6 @@ def check(exercise, record, solution=False, show_task=False):
 
 
 def parse_args(exercises):
-    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     text = "such as 4.1, or next, or all; a lesson, such as 4, or nothing, lists exercises"
     parser.add_argument("id", nargs="?", help=text)
@@ -121,7 +120,6 @@ def parse_args(exercises):
 
 
 def main():
-    """Do what the command line asks for; return the exit status."""
     exercises = read_exercises()
     args = parse_args(exercises)
     record = read_record()

@@ -93,7 +93,6 @@ def could_install(arguments, env, uv):
 
 
 def install(needed, lacking, kept):
-    """Install what the current environment lacks."""
     venv = Path(sys.prefix).name
     print(f"Installing what {venv} lacks: {lacking}.", flush=True)
     constraints = Path(sys.prefix, UNFINISHED)
@@ -154,7 +153,6 @@ def choose_environment(venv, needed, own_torch):
 
 
 def main():
-    """Start the command."""
     separator = sys.argv.index("--")
     parser = argparse.ArgumentParser()
     parser.add_argument("--tests", action="store_true")

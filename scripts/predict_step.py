@@ -58,7 +58,6 @@ def gigabits(text):
 
 
 def main():
-    """Print what is assumed, the table, and up to how many nodes it is worth it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -188,7 +188,6 @@ class Job(Group):
         return self.status
 
     def end(self, number=signal.SIGTERM):
-        """End the job, as every group is ended."""
         stubborn = super().end(number)
         for reader in self._readers:
             reader.join(1)  # no longer: a process that nobody can find may hold the pipe
@@ -252,6 +251,5 @@ def exit_with(main):
 
 @atexit.register
 def end_all():
-    """End the groups that run, when this process does."""
     for group in list(running):
         group.end()

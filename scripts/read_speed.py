@@ -131,7 +131,6 @@ def print_memory(path):
 
 
 def main():
-    """Measure all ways in turn, several times; print where and when, then the table of medians."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     words = "only print the memory for streaming this file (Linux)"
     parser.add_argument("--memory", type=Path, metavar="FILE", help=words)

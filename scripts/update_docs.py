@@ -75,7 +75,6 @@ def record_faults():
 
 
 def main():
-    """Update or check all pages and decks; return the exit status."""
     course = Course()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

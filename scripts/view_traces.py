@@ -115,7 +115,6 @@ class Handler(SimpleHTTPRequestHandler):
 
 
 def main():
-    """Load, merge and serve the traces, and open the browser unless that makes no sense."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default="log_ddp", help="traces (log_ddp)")
     parser.add_argument("--no-browser", action="store_true", help="only print the address")

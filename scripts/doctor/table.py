@@ -48,10 +48,8 @@ def check_versions(ranks):
     """Check that Python and each package of requirements.txt is usable and the same everywhere."""
     fine = []
     for name in ranks[0]["versions"]:
-        groups = {}
-        for rank in ranks:
-            if name in rank["versions"]:
-                groups.setdefault(rank["versions"][name], []).append(rank)
+        found = [rank for rank in ranks if name in rank["versions"]]
+        groups = grouped(found, lambda rank, name=name: rank["versions"][name])
         if len(groups) > 1 or not next(iter(groups))[:1].isdigit():
             todo = "Use one environment for all nodes, on a disk they share, with all of"
             return "", f"{name} {named(groups)}. {todo} requirements.txt"
@@ -154,7 +152,6 @@ def make_table(total, ranks):
 
 
 def main():
-    """Read, print the table, and return the exit status."""
     total, ranks = read_lines(sys.stdin)
     if not total:
         return 1  # nothing was started: the launcher has said why

@@ -50,11 +50,6 @@ def svg_of(drawing, name):
     return Markup(re.sub(r'( id="|xlink:href="#|url\(#)', rf"\1{name}-", svg))
 
 
-def write_beside(axes, text, point):
-    """Write a text to the right of a point."""
-    axes.annotate(text, point, (7, 0), textcoords="offset points", va="center")
-
-
 def plain_ticks(axis):
     """Put plain numbers at 1, 2, 5, 10 and so on of a logarithmic axis."""
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -81,23 +76,6 @@ def loss(axes, results):
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.xaxis.set_major_locator(MaxNLocator(5))
     plain_ticks(axes.yaxis)
-
-
-def gaps(axes, results):
-    """Draw how far each lesson's losses are from one process's, or from its other way's."""
-    lowest = 1e-10  # a gap of 0 has no place on a logarithmic axis
-    for result in results:
-        for text in find(r"^=> .*losses within ([\de.+-]+)", result)[-1:]:
-            gap = float(text)
-            point = max(lowest, gap), f"lesson {result['id']}"
-            axes.plot(*point, "o", color=BLUE)
-            write_beside(axes, text if gap else "0", point)
-    axes.figure.set_figheight(1.3 + 0.25 * len(axes.lines))
-    if axes.lines:
-        axes.axvline(1e-5, color=ORANGE)
-    axes.set(xscale="log", xlim=(lowest / 3, 1e-3), xlabel="largest difference of the losses")
-    axes.margins(y=0.15)
-    axes.invert_yaxis()
 
 
 def time_shares(axes, results):
@@ -127,21 +105,6 @@ def time_shares(axes, results):
     axes.grid(visible=False)
 
 
-def speed_up(axes, results):
-    """Draw each setting's images/s over one process's, as lesson 7 prints them."""
-    pattern = r"^(one process.*?|\w+ scaling) +\d+ .* ([\d.]+) \(([\d.]+) to ([\d.]+)\)$"
-    for name, *numbers in find(pattern, results[0]):
-        gain, lowest, highest = map(float, numbers)
-        spread = [[gain - lowest], [highest - gain]]
-        axes.barh(name, gain, xerr=spread, color=BLUE, ecolor=GREY)
-        write_beside(axes, f"{gain:.2f}", (highest, name))
-    axes.set(xlabel="times the images/s of one process", xlim=0)
-    axes.margins(x=0.2)
-    axes.invert_yaxis()
-    axes.grid(visible=False, axis="y")
-    axes.figure.set_figheight(2.6)
-
-
 def bandwidth(axes, results):
     """Draw the bus bandwidth of all_reduce over the size, as lessons 1 and 9 print it."""
     pattern = r"^(?:(.*), (\d+) ranks, )? *(\d+ [kM]B): .* \(bus +([\d.,]+)\)$"
@@ -166,23 +129,16 @@ def bandwidth(axes, results):
 
 
 # The captions.
-EQUAL = """Each of these lessons trains in two ways that should give the same losses: many ranks
-and one process, or a file and memory. Left of the line (1e-05), only rounding differs."""
 RATE = "The farther a curve is above one process's, the more its larger global batch has cost."
 SHARES = """Lesson 5 sends its gradients after computing, but test-profile (profile) while
 computing. A message costs no extra time only if its rank computes at the same time."""
-SCALING = """In weak scaling, the batch per process stays; in strong scaling, the global batch
-stays. A bar is the median of several rounds, and its line goes from the lowest to the highest."""
 COST = """Every message has a fixed cost. A small message costs little else, so only a large one
 comes near what the connection can carry."""
 
 # What is drawn: the function, the lessons that it is made from, the title and the caption.
-CHAIN = ("4", "6", "7", "10", "11", "13", "15", "16", "17", "20")
 FIGURES = [
-    (gaps, CHAIN, "Equal losses", EQUAL),
     (loss, ("8",), "Loss and learning rate", RATE),
     (time_shares, ("5", "test-profile"), "Where the time goes", SHARES),
-    (speed_up, ("7",), "Speed-up of lesson 7", SCALING),
     (bandwidth, ("1", "9"), "Bandwidth of all_reduce", COST),
 ]
 

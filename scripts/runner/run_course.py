@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the packages beside this one
 
-from catalog import ROOT, SCRIPTS, read_course
+from catalog import ROOT, read_course
 from processes import exit_with
 from runner.run_lesson import lesson_command, run, summary
 
@@ -69,16 +69,13 @@ def print_table(results):
 
 
 def main():
-    """Run the lessons asked for, print the table, write the report; return the exit status."""
     parser = argparse.ArgumentParser(prog="run_course.sh", description=__doc__.splitlines()[0])
     parser.add_argument("lesson", nargs="*", help="lesson ids, day1 or day2; all if none is given")
     parser.add_argument("--list", action="store_true", help="show the lessons and run nothing")
-    course = SCRIPTS / "course.toml"
-    parser.add_argument("--course", type=Path, default=course, help="a different list of lessons")
     args = parser.parse_args()
     try:
-        lessons = choose(read_course(args.course), args.lesson)
-    except (OSError, ValueError) as error:
+        lessons = choose(read_course(), args.lesson)
+    except ValueError as error:
         parser.error(str(error))
     if args.list:
         for x in lessons:

@@ -5,7 +5,6 @@ import sys
 
 import pytest
 from docs import records
-from docs.blocks import Course, fill
 from docs.pages import DECKS, PAGES
 from support.documented_commands import FENCE, check, commands_in
 from support.run import LESSONS, ROOT, output_of, run
@@ -54,12 +53,6 @@ def test_blocks_and_figures_are_up_to_date(script):
     said = output_of(run([sys.executable, ROOT / script, "--check"], 200, ROOT, None))
     if "Not compared" in said:
         pytest.skip(said)
-
-
-@pytest.mark.parametrize("mark", ["n 4.images", "n 99.loss_0", "begin haed 4", "begin head 99"])
-def test_what_a_mark_misspells_is_an_error_with_page_and_mark(mark):
-    with pytest.raises(ValueError, match=f"^README.md: .* this mark: <!-- {mark} -->"):
-        fill(f"<!-- {mark} -->\n<!-- /n -->\n<!-- end -->\n", "README.md", Course())
 
 
 @pytest.mark.parametrize("page", ["day2/CHOOSE.md", LESSONS["16"]["file"], LESSONS["17"]["file"]])

@@ -55,7 +55,7 @@ def unseen(deck, folder):
     assert status == 0, said
     page = folder / f"{deck}.html"
     page.write_text(page.read_text().replace("</body>", MEASURE + "</body>"))
-    dom, _ = open_in_browser(f"file://{page}", folder / "profile")
+    dom = open_in_browser(f"file://{page}", folder / "profile")
     return json.loads(re.search(r'<pre id="report">(.*?)</pre>', dom, re.S)[1])
 
 

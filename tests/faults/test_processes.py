@@ -131,7 +131,8 @@ STUCK = "Look above for a worker's error. `--workers 0` shows where it is stuck.
     ],
 )
 def test_no_rank_waits_for_a_data_worker_for_ever(name, what, line, told, says, tmp_path):
-    file = write_mutant(tmp_path, name, (READS[name], f"        {line}\n{READS[name]}"))
+    line = f"        if torch.utils.data.get_worker_info():\n            {line}\n"
+    file = write_mutant(tmp_path, name, (READS[name], line + READS[name]))
     env = {"DIST_TIMEOUT": "60"} if told else IMPATIENT
     if name == "11":
         few = ("--batch-size", 1, "--file", nine_images(tmp_path))

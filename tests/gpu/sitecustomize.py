@@ -23,7 +23,6 @@ KINDS = {"cuda": "cuda", "hip": "cuda", "xpu": "xpu", "none": "cpu"}  # and the 
 
 
 def kind():
-    """Return what STANDIN_KIND says."""
     return os.environ.get("STANDIN_KIND", "cuda")
 
 
@@ -76,8 +75,6 @@ def set_device_index(index):
 
 
 def stand_in(torch):
-    """Put the stand-in's answers into the module torch."""
-
     def current_accelerator(check_available=False):
         if kind() == "none" or (check_available and not is_available()):
             return None
@@ -97,7 +94,6 @@ def stand_in(torch):
 
 
 def stand_in_distributed(distributed):
-    """Put the stand-in's answers into the module torch.distributed."""
     distributed.is_nccl_available = lambda: KINDS[kind()] == "cuda"
     distributed.is_xccl_available = lambda: kind() == "xpu"
 

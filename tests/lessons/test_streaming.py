@@ -120,6 +120,9 @@ def test_each_image_at_most_once_and_as_many_batches_on_each_rank(
             for images, labels in batches:
                 assert torch.equal(images[:, 5, 5], labels.to(torch.uint8))
             found[epoch].append([labels.tolist() for _, labels in batches])
+            done = len(batches) * 2 // 3  # after so many it is stopped, and begins again
+            stream.set_epoch(epoch, done)
+            assert [labels.tolist() for _, labels in loader] == found[epoch][rank][done:]
     orders = []
     for of_ranks in found:
         assert len({len(batches) for batches in of_ranks}) == 1

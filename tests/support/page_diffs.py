@@ -6,7 +6,6 @@ REST = "-    ..."  # on the page of lesson 13: the rest of a function goes
 
 
 def diffs_in(text):
-    """Return the diffs of a text, in their order."""
     return re.findall(r"^```diff\n(.*?)^```$", text, re.M | re.S)
 
 

@@ -26,7 +26,7 @@ def ask_experts(tokens, choice, expert):
     tokens: float32 [n, WIDTH], of this rank; n may differ. choice: int64 [n], for each
     token the rank with its expert. expert: this rank's. load: how many tokens it got.
     """
-    assert not torch.is_grad_enabled(), "not for training: no gradients come back"
+    assert not torch.is_grad_enabled(), "no gradients come back: see 15.10"
     order = choice.argsort(stable=True)  # the tokens for rank 0 first, then for rank 1
     to_send = choice.bincount(minlength=dist.get_world_size())  # how many for each rank
     # The counts first: a rank must know how much comes before it can receive it.

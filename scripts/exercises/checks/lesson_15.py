@@ -175,3 +175,72 @@ def check_15_8(exercise, rank, world_size, report):
             far = max(((a - b).norm() / (b - c).norm()).item() for a, b, c in gaps)
             report.at_most(f"steps: {step + 1}, off by this share of one process's way:", far, 1e-3)
     report.learned(losses)
+
+
+def check_15_9(exercise, rank, world_size, report):
+    """The pairs of a rank, what ring attention and its backward return, and what it holds."""
+    length = 8 * world_size
+    text = exercise.make_text(length)
+    query, key, value = [tensor.clone().requires_grad_() for tensor in text]
+    later = torch.ones(length, length).triu(1).bool()
+    scores = (query @ key.T / query.shape[1] ** 0.5).masked_fill(later, -torch.inf)
+    result = scores.softmax(1) @ value
+    result.cos().sum().backward()
+    places = [exercise.balanced(other, world_size, length) for other in range(world_size)]
+    own = places[rank]
+
+    def attend(*tensors):
+        return exercise.results(exercise.RingAttention.apply, tensors, places)
+
+    pieces = [text[1][other] for other in places]
+    mine, held = most_pieces_held(attend, *[tensor[own] for tensor in text], pieces)
+    names = ("result:", "gradient of query:", "gradient of key:", "gradient of value:")
+    right = (result, query.grad, key.grad, value.grad)
+    for name, a, b in zip(names, mine, right):
+        report.numbers(name, a.flatten().tolist(), b[own].flatten().tolist())
+    what = f"pieces of the keys, of {world_size}, that it holds at a time:"
+    report.at_most(what, held, world_size - 1)
+    pairs = exercise.count_pairs(text, own)
+    report.equal("pairs in the new order:", pairs, length * (length + 1) // 2 // world_size)
+    return own.tolist()
+
+
+def compare_15_9(seen, report):
+    places = [place for own in seen for place in own]
+    report.equal("all ranks: different places:", len(set(places)), len(places))
+
+
+def check_15_10(exercise, rank, world_size, report):
+    """The output and the gradients of one step, and how the tokens are spread after 40."""
+    torch.manual_seed(1)
+    shape = (world_size, exercise.TOKENS, exercise.WIDTH)
+    tokens, target = torch.randn(shape), torch.randn(shape)
+    gate, experts = exercise.make_layer(world_size)
+    mine = tokens[rank].clone().requires_grad_()
+    result, *_ = exercise.backward(mine, target[rank], gate, experts[rank])
+    # One process has all experts, and gives each of them CAPACITY tokens of each rank at most.
+    right_gate, right_experts = exercise.make_layer(world_size)
+    probability = right_gate(tokens.requires_grad_()).softmax(2)
+    best, choice = probability.max(2)
+    right = tokens.clone()
+    for n in range(world_size):
+        for e, expert in enumerate(right_experts):
+            first = (choice[n] == e).nonzero()[: exercise.CAPACITY, 0]
+            right[n, first] += best[n, first, None] * expert(tokens[n, first])
+    fraction = choice.flatten().bincount(minlength=world_size) / choice.numel()
+    balance = world_size * (fraction * probability.mean((0, 1))).sum()
+    (nn.functional.mse_loss(right, target) + exercise.BALANCE * balance).backward()
+    report.numbers("output:", result.flatten().tolist(), right[rank].flatten().tolist())
+    own, right_own = gradients(experts[rank]), gradients(right_experts[rank])
+    report.numbers("gradients of its expert:", own, right_own, 1e-6)
+    report.numbers("gradients of the gate:", gradients(gate), gradients(right_gate), 1e-6)
+    # A rank's loss is the mean over its own tokens: world_size times as large in each of them.
+    own = (mine.grad / world_size).flatten().tolist()
+    report.numbers("gradients of its tokens:", own, tokens.grad[rank].flatten().tolist(), 1e-6)
+    return torch.tensor(exercise.train(40))[-10:, :-1].sum(0).tolist()
+
+
+def compare_15_10(seen, report):
+    tokens = sum(seen[0])
+    what = f"busiest expert, in the last 10 of 40 steps, of {tokens} tokens:"
+    report.at_most(what, max(seen[0]), 1.5 * tokens / len(seen))

@@ -14,3 +14,36 @@ def check_16_1(exercise, rank, world_size, report):
     shared, alone = exercise.train(20, True), exercise.train(20, False)
     if report.numbers("a layer with a bias gives", mine, right):
         report.numbers("loss in step 19", shared[-1:], alone[-1:], 1e-5)
+
+
+def check_16_2(exercise, rank, world_size, report):
+    """What a block of shares gives, beside one process, and the bytes that it keeps and sends."""
+    torch.manual_seed(2)
+    x = torch.randn(exercise.POSITIONS, exercise.WIDTH)
+    parts = {"output": slice(1), "gradients of x, up, down": slice(1, 4)}
+    parts["gradients of the norm"] = slice(4, 6)
+    limits = {"sequence": (4 + 36 / world_size, 16), "again": (40 / world_size, 20)}
+    for way, (most_kept, most_sent) in limits.items():
+        results, kept, sent = exercise.run(way, x)
+        right = exercise.right_for(way, x)
+        for what, part in parts.items():
+            both = [torch.cat([y.flatten() for y in z[part]]).tolist() for z in (results, right)]
+            report.numbers(f"{way}: {what}", *both)
+        # The norm keeps two more numbers for each position.
+        report.at_most(f"{way}: bytes kept for each number of x:", kept, most_kept + 0.1)
+        most_sent *= 1 - 1 / world_size
+        report.at_most(f"{way}: bytes sent for each number of x:", sent, most_sent + 1e-6)
+
+
+def check_16_3(exercise, rank, world_size, report):
+    """The loss, its gradients and the bytes sent, for small logits and for large ones."""
+    hidden, *others = exercise.make_data()
+    for logits, times in (("small", 1), ("large", 100)):  # above 88: their exp is infinite
+        data = [hidden * times, *others]
+        loss, *mine, sent = exercise.run(exercise.loss_in_parts, *data)
+        right_loss, *right = exercise.run_alone(*data)
+        report.numbers(f"{logits} logits: loss", [loss], [right_loss], 1e-3)
+        both = [torch.cat(gradients).flatten().tolist() for gradients in (mine, right)]
+        report.numbers(f"{logits} logits: gradients", *both)
+    three = 3 * 2 * (1 - 1 / world_size) * 4 * len(hidden)  # a number a position in each
+    report.at_most("bytes sent in forward:", sent, three)

@@ -42,3 +42,24 @@ def check_17_2(exercise, rank, world_size, report):
     # The last step only: before the first one, the library may try a stage out.
     most = max(accumulate(passes[-16:]), default=0)
     report.equal("micro-batches held at most:", most, world_size - rank)
+
+
+def check_17_3(exercise, rank, world_size, report):
+    """Gradients beside one process, micro-batches that are held, and the idle slots."""
+    x = torch.linspace(-1, 1, 640).reshape(40, 16)
+    y = x.flip(0)
+    whole = torch.nn.Sequential(*(exercise.build_stage(stage) for stage in range(world_size)))
+    torch.nn.functional.mse_loss(whole(x), y).backward()
+    for number in (5, 8):
+        stage = exercise.build_stage(rank)
+        todo = exercise.zero_bubble(rank, world_size, number)
+        _, log = exercise.train_step(stage, todo, x, y)
+        what = f"{number} micro-batches: gradients"
+        report.numbers(what, gradients(stage), gradients(whole[rank]), 1e-6)
+        most = max(held for *_, held in log)
+        report.at_most(f"of {number} micro-batches it holds at most", most, world_size)
+        table = exercise.slots(exercise.gather(log))
+        idle = sum(row.count("..") for row in table)
+        if rank == 0:
+            what = f"{number} micro-batches: idle slots of all stages:"
+            report.at_most(what, idle, world_size * (world_size - 1))
