@@ -16,8 +16,8 @@ WIDTH = 69  # characters of a command or a proof that fit on a slide
 
 
 def code(course, page, name, function, *words):
-    """Return an excerpt of a lesson as Markdown; see docs.blocks for the words."""
-    source = (ROOT / course.lessons[name]["file"]).read_text()
+    """Return an excerpt of a lesson or an exercise as Markdown; see docs.blocks for the words."""
+    source = (ROOT / (course.lessons | course.exercises)[name]["file"]).read_text()
     node = ast.parse(source)
     for part in function.split("."):
         node = next(x for x in node.body if getattr(x, "name", None) == part)

@@ -23,7 +23,7 @@ NOT_ON_CPUS = pytest.mark.skipif(
     torch.__version__ < (2, 8), reason="this torch cannot shard or pipeline on CPUs"
 )
 IDS = [
-    pytest.param(x, marks=NOT_ON_CPUS if x in ("15.1", "15.6", "15.7", "17.2") else ())
+    pytest.param(x, marks=NOT_ON_CPUS if x in ("15.1", "15.6", "15.7", "15.8", "17.2") else ())
     for x in EXERCISES
 ]
 LIMIT = 100  # seconds for an exercise that ends: several tests share the cores

@@ -41,6 +41,7 @@ FAULTS = {
     "one rank's data is shifted": "plain",
     "gradients are added up, not averaged": "by hand",
     "the loss is multiplied by the world size": "plain",
+    "an optimizer sees a rank's rows only": "Muon",
     "the loss is multiplied, but with Adam": "Adam",
     "`no_sync` around `backward` only": "two batches a step",
     "the same dropout on all ranks": "dropout",
@@ -117,7 +118,22 @@ def gradients(wrong, program, model, plain, images, labels, last):
             dist.all_reduce(parameter.grad)
             if wrong != "gradients are added up, not averaged":
                 parameter.grad /= world_size
+    if program == "Muon":  # each rank computes its rows of the step
+        gradient = plain[0].weight.grad
+        own = torch.arange(len(gradient)).tensor_split(world_size)[dist.get_rank()]
+        rows = orthogonal(gradient[own]) if wrong else orthogonal(gradient)[own]
+        plain[0].weight.grad = torch.zeros_like(gradient).index_copy(0, own, rows)
+        dist.all_reduce(plain[0].weight.grad)
     return loss.detach()
+
+
+def orthogonal(matrix):
+    """Return a matrix made orthogonal by Newton-Schulz, as the optimizer Muon does."""
+    x = matrix / (matrix.norm() + 1e-7)
+    for _ in range(5):
+        y = x @ x.T
+        x = 3.4445 * x + (-4.7750 * y + 2.0315 * y @ y) @ x
+    return x
 
 
 def train(program, wrong, page, seen):

@@ -66,7 +66,7 @@ def test_each_silent_fault_is_found_as_the_page_says(ranks, tmp_path):
 def test_the_checks_can_be_copied_from_the_page(tmp_path):
     """With the imports that the page names, and no others, into a script with a fault."""
     functions = re.findall(r"^```python\n(def .*?)^```", PAGE, re.M | re.S)
-    assert len(functions) == 4
+    assert len(functions) == 5
     script = [*re.findall(r"`(import [^`]+)`", PAGE), *functions]
     script.append('dist.init_process_group("gloo")')
     # As ranks that torchrun starts: each draws a seed of its own.

@@ -1,9 +1,11 @@
 """What people copy into programs of their own: as one process, or it stops and says why."""
 
+import json
 import re
 import sys
 from datetime import timedelta
 
+import pytest
 import torch
 import torch.distributed as dist
 from catalog import load
@@ -13,6 +15,7 @@ from torch import nn
 
 FILES = {x: ROOT / LESSONS[x]["file"] for x in ("4", "15")}  # lesson 5 has lesson 4's function
 FILES |= {x: next(ROOT.glob(f"day?/exercises/solutions/{x}_*.py")) for x in ("4.5", "15.3")}
+PAGE = FILES["15"].with_suffix(".md").read_text()
 SITUATIONS = ["frozen", "tied", "twice", "bf16", "two dtypes", "unused"]
 SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}
 
@@ -76,11 +79,53 @@ def test_one_rank_without_a_gradient_stops_all(tmp_path):
     assert "AssertionError: no gradient" in output
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 8), reason="this torch cannot shard on CPUs")
+def test_compiled_and_computed_twice_the_losses_are_the_same(tmp_path):
+    output = output_of(run_ranks(2, __file__, "prepare", cwd=tmp_path))
+    *losses, kept = json.loads(output.splitlines()[-1])
+    assert losses == [pytest.approx(losses[0], abs=1e-6)] * 3
+    assert kept == sorted(kept, reverse=True)
+    if torch.__version__ >= (2, 15):
+        words = "keeps {:.2f} MB, with `prepare` {:.2f}, and with `kept=[]` {:.2f}."
+        assert words.format(*kept) in PAGE
+
+
+def prepared():
+    """Return the losses of a sharded model, plain and with the page's prepare, and MB kept."""
+    code, page = load(FILES["15"]), {"torch": torch}
+    exec(re.search(r"^```python\n(from .*?)^```", PAGE, re.M | re.S)[1], page)
+    kept_by = load(next(ROOT.glob("day2/exercises/15.2_*.py"))).kept
+    train_set, _ = code.make_text()
+    losses, kept = [], []
+    for options in (None, {}, {"kept": []}):
+
+        def divide(piece, sharded=True, options=options):
+            if options is not None and isinstance(piece, code.Layer):
+                page["prepare"](piece, **options, backend="aot_eager_decomp_partition")
+            if sharded:
+                code.by_pytorch(piece)
+
+        model, _ = code.build(divide, code.Meter(), "cpu", 0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [train_set[i + dist.get_rank() : i + 16 : 2] for i in (0, 16)]
+        losses.append(code.train_steps(model, batches, optimizer, "cpu").tolist())
+        model = code.Net()
+        for layer in model.layers:
+            divide(layer, sharded=False)
+        kept.append(4 * kept_by(model, train_set[:4][0]) / 1e6)
+    return [*losses, kept]
+
+
 if __name__ == "__main__":
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank = dist.get_rank()
     if len(sys.argv) == 1:
         train("4", "unused" if rank else "", rank, 2)
+    if sys.argv[1:] == ["prepare"]:
+        found = prepared()
+        if rank == 0:
+            print(json.dumps(found))
+        sys.argv.pop()
     for situation in sys.argv[1:]:
         alone = train(None, situation, 0, 1)
         for way in FILES:

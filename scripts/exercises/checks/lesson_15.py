@@ -157,6 +157,26 @@ def compare_15_7(seen, report):
     report.equal("numbers that the two nodes hold:", words, "the same")
 
 
+def check_15_8(exercise, rank, world_size, report):
+    """How far the parameters are from one process's, after one step and after 20."""
+    alone, x = exercise.make_model(), exercise.make_data()
+    start, momenta = [y.detach().clone() for y in alone.parameters()], [0, 0]
+    for step in range(20):
+        alone.zero_grad()
+        exercise.loss_of(alone, x).backward()
+        momenta = [0.9 * old + y.grad for old, y in zip(momenta, alone.parameters())]
+        with torch.no_grad():
+            for y, momentum in zip(alone.parameters(), momenta):
+                y -= exercise.LR * exercise.orthogonal(momentum)
+        if step in (0, 19):
+            model, losses = exercise.train(step + 1, dist.group.WORLD)
+            mine = [y.full_tensor() for y in model.parameters()]
+            gaps = zip(mine, alone.parameters(), start)
+            far = max(((a - b).norm() / (b - c).norm()).item() for a, b, c in gaps)
+            report.at_most(f"steps: {step + 1}, off by this share of one process's way:", far, 1e-3)
+    report.learned(losses)
+
+
 def check_15_9(exercise, rank, world_size, report):
     """The pairs of a rank, what ring attention and its backward return, and what it holds."""
     length = 8 * world_size
