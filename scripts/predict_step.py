@@ -36,8 +36,10 @@ def table(all_ranks, args):
     """Yield the lines of the table: what lesson 18 calls weak and strong scaling."""
     in_all = args.samples * args.gpus_per_node
     weak = f"weak: {args.samples} samples per GPU"
-    yield f"{'':6} {weak:30} strong: {in_all} samples in total"
     columns = f"{'ms':>8} {'samples/s':>10} {'efficiency':>10}"
+    columns += f" {'MFU':>6}" if args.peak_tflops else ""
+    columns += f" {'tokens/s':>12}" if args.tokens_per_sample else ""
+    yield f"{'':6} {weak:{len(columns)}} strong: {in_all} samples in total"
     yield f"{'GPUs':>6} {columns} {columns}"
     for ranks in all_ranks:
         line = f"{ranks:6}"
@@ -46,6 +48,10 @@ def table(all_ranks, args):
                 ms = LESSON.step_ms(make_step(ranks, samples, args))
                 efficiency = samples / ms / (args.samples / args.step_ms)
                 line += f" {ms:8.1f} {ranks * samples / ms * 1e3:10,.0f} {efficiency:10.0%}"
+                if args.peak_tflops:
+                    line += f" {samples / ms * args.flops_per_sample / args.peak_tflops / 1e9:6.1%}"
+                if args.tokens_per_sample:
+                    line += f" {ranks * samples / ms * 1e3 * args.tokens_per_sample:12,.0f}"
         yield line
 
 
@@ -70,9 +76,15 @@ def main():
     add("--link", type=gigabits, default=10.0, help="speed between nodes (10Gbit)")
     add("--latency-us", type=float, default=20.0, help="latency between nodes (20)")
     add("--link-within", type=gigabits, default=400.0, help="speed in a node (400Gbit)")
+    add("--flops-per-sample", type=float, help="forward and backward: 6 x parameters x tokens")
+    add("--peak-tflops", type=float, help="of a GPU, 1e12 flops/s: adds MFU, achieved / peak")
+    add("--tokens-per-sample", type=float, help="tokens in a sample: adds tokens/s")
     args = parser.parse_args()
     given = (args.parameters, args.step_ms, args.samples, args.gpus_per_node, args.latency_us)
-    if min(*given, *args.nodes) <= 0:
+    if (args.flops_per_sample is None) != (args.peak_tflops is None):
+        parser.error("give both --flops-per-sample and --peak-tflops, or neither")
+    given += (args.flops_per_sample, args.peak_tflops, args.tokens_per_sample)
+    if min(*(x for x in given if x is not None), *args.nodes) <= 0:
         parser.error("every number must be more than 0")
     speed = f"{args.link:g} Gbit/s and {args.latency_us:g} us between nodes"
     print(f"assumed: {speed}, {args.link_within:g} Gbit/s in a node (--link-within)")

@@ -44,9 +44,13 @@ def test_published_results_within_a_quarter(model, monkeypatch, capsys):
     parameters, ms, samples, nodes, gpus, link, efficiency = PUBLISHED[model]
     options = ("--parameters", parameters, "--step-ms", ms, "--samples", samples)
     options += ("--nodes", nodes, "--gpus-per-node", gpus, "--link", link)
+    options += ("--flops-per-sample", 1e9 * ms, "--peak-tflops", samples * 2)  # one GPU: 50%
+    options += ("--tokens-per-sample", 10)
     monkeypatch.setattr(sys, "argv", ["predict_step.py", *map(str, options)])
     PREDICT_STEP.main()
-    rows = re.findall(r"^ *(\d+) +[\d.]+ +[\d,]+ +(\d+)%", capsys.readouterr().out, re.M)
+    output = capsys.readouterr().out
+    assert re.search(rf"^ +1 .* 100% +50.0% +{samples / ms * 1e4:,.0f}(  |$)", output, re.M)
+    rows = re.findall(r"^ *(\d+) +[\d.]+ +[\d,]+ +(\d+)%", output, re.M)
     shares = {int(ranks): int(share) for ranks, share in rows}
     first = 1 if gpus == 4 else gpus  # what they compare with: one GPU, or one node
     predicted = shares[nodes * gpus] / shares[first]
