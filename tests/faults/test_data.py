@@ -51,7 +51,7 @@ def test_torchvision_says_that_data_is_missing_or_damaged(damage, says, tmp_path
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        ("missing", r"unable to open file.*Make it: python day2/create_mnist_h5\.py"),
+        ("missing", r"unable to open file(?=.*Make it: python day2/create_mnist_h5\.py)"),
         ("truncated", "truncated file"),
         ("other data", "object 'images' doesn't exist"),
         ("no chunks", "it must have images in chunks"),
