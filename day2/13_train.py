@@ -25,6 +25,7 @@ import subprocess
 import sys
 import time
 import traceback
+import warnings
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
@@ -654,6 +655,7 @@ def name_rank():
 
 def run(args):
     """Run as one rank: join the process group, call main, leave. Return the status."""
+    warnings.filterwarnings("ignore", "TypedStorage")  # torch 2.6 about itself
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this node
     device, backend = choose_device(int(os.environ["LOCAL_RANK"]), ranks_here)
     gpu = None if backend == "gloo" else device  # with it, NCCL connects now
