@@ -124,7 +124,7 @@ def compute(model, batch, device):
     return losses, right, torch.ones_like(losses)  # a weight of 0 for padding
 
 
-def learning_rate(step, steps, args):
+def schedule(step, steps, args):
     """Yours: which part of --lr a step takes. Here: warm-up, then half a cosine."""
     warm_up = min(1, (step + 1) / args.warm_up)
     return warm_up * (1 + math.cos(math.pi * step / steps)) / 2
@@ -287,7 +287,7 @@ class Trainer:
         torch._foreach_mul_(gradients, dist.get_world_size() / weight)
         parameters = self.model.parameters()
         self.norm = nn.utils.clip_grad_norm_(parameters, self.args.clip)
-        factor = learning_rate(self.step, self.steps, self.args)
+        factor = schedule(self.step, self.steps, self.args)
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
         self.optimizer.step()
@@ -521,8 +521,8 @@ def wrap(model, parts, device, args):
         part.compile()
     if not args.shard:
         wrapped = DistributedDataParallel(model.to(device))
-        # After its first backward, DDP packs its messages anew, and then sums of three
-        # ranks or more round in another way: not after a start's first step, but now.
+        # DDP regroups its messages after the first backward, and from then on it rounds
+        # sums of three ranks differently. Do it now, so every start rounds the same.
         forward = model.forward
         model.forward = lambda: sum(p.sum() for p in model.parameters())
         wrapped().backward()
