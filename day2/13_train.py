@@ -518,7 +518,8 @@ def digest_of(data, name):
 def wrap(model, parts, device, args):
     """Return the model as it is trained, on its device: with DDP, or in shards."""
     for part in parts if args.compile else []:
-        part.compile()
+        # part.compile() leaves what torch.nn has written as it is, before torch 2.14.
+        part.forward = torch.compile(part.forward)
     if not args.shard:
         wrapped = DistributedDataParallel(model.to(device))
         # DDP regroups its messages after the first backward, and from then on it rounds

@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 import time
+import warnings
 from datetime import timedelta
 from itertools import islice
 
@@ -138,6 +139,7 @@ def main(device, args):
     """Run on every rank: train by hand, then with PyTorch, then rank 0 on its own."""
     make_repeatable()  # only because we compare runs
     device = device_for_sharding(device)
+    warnings.filterwarnings("ignore", "Full backward hook")  # tokens have no gradient
     train_set, _ = make_text()
     by_hand = train("by hand", ByHand, None, train_set, device, args)
     sharded = train("fully_shard", by_pytorch, None, train_set, device, args)

@@ -1,6 +1,6 @@
 """The lessons on GPUs that are not there: what they choose and read can be tested without.
 
-sitecustomize.py answers for the GPUs. Nothing here has run on one.
+sitecustomize.py answers for the GPUs.
 """
 
 import json

@@ -100,6 +100,15 @@ def test_the_losses_are_the_same_however_the_batch_is_divided(
     assert compared(tmp_path / RUN, uninterrupted_run) < 1e-5
 
 
+@pytest.mark.full
+def test_compile_reaches_each_part(tmp_path):
+    """Those of torch.nn, too, to which module.compile() does nothing before torch 2.14."""
+    command = [sys.executable, LESSON, 1, *FEW[1:], "--compile"]
+    status, output = run(command, 200, tmp_path, {"TORCH_LOGS": "graph_code"})
+    assert status == 0, output
+    assert output.count("TRACED GRAPH") >= 3
+
+
 @pytest.mark.parametrize(
     ("line", "wrong"),
     [
