@@ -12,8 +12,10 @@ from catalog import load
 from support.forked_ranks import run_ranks
 from support.run import LESSONS, ROOT, output_of
 from torch import nn
+from torch.distributed.tensor.debug import CommDebugMode
 
 FILES = {x: ROOT / LESSONS[x]["file"] for x in ("4", "15")}  # lesson 5 has lesson 4's function
+TENSOR = ROOT / LESSONS["16"]["file"]
 FILES |= {x: next(ROOT.glob(f"day?/exercises/solutions/{x}_*.py")) for x in ("4.5", "15.3")}
 PAGE = FILES["15"].with_suffix(".md").read_text()
 SITUATIONS = ["frozen", "tied", "twice", "bf16", "two dtypes", "unused"]
@@ -117,13 +119,56 @@ def prepared():
     return [*losses, kept]
 
 
+def test_page_16s_sequence_parallel_has_the_losses_of_one_process_and_its_messages(tmp_path):
+    output = output_of(run_ranks(2, __file__, "divided", cwd=tmp_path))
+    right, losses, messages = json.loads(output.splitlines()[-1])
+    assert losses == pytest.approx(right, abs=1e-5)
+    words = "counts {} all-gathers, {} reduce-scatters and {} `all_reduce`."
+    assert words.format(*messages) in TENSOR.with_suffix(".md").read_text()
+
+
+def divided():
+    """Return the losses of one process and of page 16's sequence parallel, and its messages."""
+    code, page = load(TENSOR), TENSOR.with_suffix(".md").read_text()
+    block = r"^```python\n(from torch.distributed.tensor import Shard.*?)^(with .*?)^```"
+    divide, step = re.search(block, page, re.M | re.S).groups()
+
+    def forward(model, text):  # ends as the page says
+        x = model.tokens(text) + model.positions.weight
+        return model.logits(nn.Sequential(*model.layers)(x)).flatten(0, 1)
+
+    code.Net.forward = forward
+    ranks = torch.arange(2).view(1, 2)
+    mesh = code.make_mesh(ranks, ("data", "tensor"), "cpu", code.TIMEOUT)
+    names = vars(code) | {"mesh": mesh}
+    train_set, _ = code.make_text()
+    losses = [], []
+    for way, found in zip(("", divide), losses):
+        torch.manual_seed(0)
+        names["model"] = code.Net()
+        exec(way, names)
+        optimizer = torch.optim.AdamW(names["model"].parameters(), lr=0.003, foreach=False)
+        for i in range(0, 640, 32):
+            names["text"], names["targets"] = train_set[i : i + 32]
+            optimizer.zero_grad()
+            with CommDebugMode() as messages:
+                exec(step, names)
+                optimizer.step()
+            found.append(code.local(names["loss"].detach()).item())
+    functions = torch.ops.c10d_functional
+    kinds = "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce"
+    counts = messages.get_comm_counts()
+    assert sum(counts.values()) == sum(counts[getattr(functions, x)] for x in kinds)
+    return [*losses, [counts[getattr(functions, x)] for x in kinds]]
+
+
 if __name__ == "__main__":
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank = dist.get_rank()
     if len(sys.argv) == 1:
         train("4", "unused" if rank else "", rank, 2)
-    if sys.argv[1:] == ["prepare"]:
-        found = prepared()
+    if sys.argv[1:] in (["prepare"], ["divided"]):
+        found = prepared() if sys.argv[1] == "prepare" else divided()
         if rank == 0:
             print(json.dumps(found))
         sys.argv.pop()
