@@ -45,21 +45,36 @@ def check_17_2(exercise, rank, world_size, report):
 
 
 def check_17_3(exercise, rank, world_size, report):
-    """Gradients beside one process, micro-batches that are held, and the idle slots."""
-    x = torch.linspace(-1, 1, 640).reshape(40, 16)
+    """Backward in two halves."""
+    run_schedule(exercise, exercise.zero_bubble, 1, world_size, rank, world_size, report)
+
+
+def check_17_4(exercise, rank, world_size, report):
+    """Two stages on each rank, each half as large."""
+    most = (3 * world_size - 1) / 2
+    run_schedule(exercise, exercise.interleaved, 2, most, rank, world_size, report)
+
+
+def run_schedule(exercise, schedule, each, most, rank, world_size, report):
+    """Gradients beside one process, micro-batches that are held, and the idle slots.
+
+    each: stages on a rank. most: how many micro-batches it may hold.
+    """
+    x = torch.linspace(-1, 1, 1280).reshape(80, 16)
     y = x.flip(0)
-    whole = torch.nn.Sequential(*(exercise.build_stage(stage) for stage in range(world_size)))
+    whole = torch.nn.Sequential(*map(exercise.build_stage, range(each * world_size)))
     torch.nn.functional.mse_loss(whole(x), y).backward()
-    for number in (5, 8):
-        stage = exercise.build_stage(rank)
-        todo = exercise.zero_bubble(rank, world_size, number)
-        _, log = exercise.train_step(stage, todo, x, y)
+    for number in (5 if each == 1 else 16, 8):
+        stages = map(exercise.build_stage, range(rank, each * world_size, world_size))
+        own = torch.nn.Sequential(*stages)
+        todo = schedule(rank, world_size, number)
+        _, log = exercise.train_step(own, todo, x, y)
         what = f"{number} micro-batches: gradients"
-        report.numbers(what, gradients(stage), gradients(whole[rank]), 1e-6)
-        most = max(held for *_, held in log)
-        report.at_most(f"of {number} micro-batches it holds at most", most, world_size)
+        report.numbers(what, gradients(own), gradients(whole[rank::world_size]), 1e-6)
+        held = max(held for *_, held in log) / each
+        report.at_most(f"of {number} micro-batches it holds at most", held, most)
         table = exercise.slots(exercise.gather(log))
         idle = sum(row.count("..") for row in table)
         if rank == 0:
             what = f"{number} micro-batches: idle slots of all stages:"
-            report.at_most(what, idle, world_size * (world_size - 1))
+            report.at_most(what, idle, each * world_size * (world_size - 1))
