@@ -19,6 +19,7 @@ TENSOR = ROOT / LESSONS["16"]["file"]
 FILES |= {x: next(ROOT.glob(f"day?/exercises/solutions/{x}_*.py")) for x in ("4.5", "15.3")}
 PAGE = FILES["15"].with_suffix(".md").read_text()
 SITUATIONS = ["frozen", "tied", "twice", "bf16", "two dtypes", "unused"]
+SHARDS = pytest.mark.skipif(torch.__version__ < (2, 8), reason="this torch cannot shard on CPUs")
 SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}
 
 
@@ -81,7 +82,7 @@ def test_one_rank_without_a_gradient_stops_all(tmp_path):
     assert "AssertionError: no gradient" in output
 
 
-@pytest.mark.skipif(torch.__version__ < (2, 8), reason="this torch cannot shard on CPUs")
+@SHARDS
 def test_compiled_and_computed_twice_the_losses_are_the_same(tmp_path):
     output = output_of(run_ranks(2, __file__, "prepare", cwd=tmp_path))
     *losses, kept = json.loads(output.splitlines()[-1])
@@ -119,47 +120,57 @@ def prepared():
     return [*losses, kept]
 
 
-def test_page_16s_sequence_parallel_has_the_losses_of_one_process_and_its_messages(tmp_path):
-    output = output_of(run_ranks(2, __file__, "divided", cwd=tmp_path))
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=SHARDS)], ids=["library", "box"])
+def test_what_page_16_has_from_pytorch_has_the_losses_of_one_process(ranks, tmp_path):
+    output = output_of(run_ranks(ranks, __file__, "divided", cwd=tmp_path))
     right, losses, messages = json.loads(output.splitlines()[-1])
     assert losses == pytest.approx(right, abs=1e-5)
-    words = "counts {} all-gathers, {} reduce-scatters and {} `all_reduce`."
-    assert words.format(*messages) in TENSOR.with_suffix(".md").read_text()
+    if ranks == 2:
+        words = "counts {all_gather_into_tensor} all-gathers, {reduce_scatter_tensor} "
+        words += "reduce-scatters and {all_reduce} `all_reduce`."
+        assert len(messages) == 3
+        assert words.format(**messages) in TENSOR.with_suffix(".md").read_text()
 
 
 def divided():
-    """Return the losses of one process and of page 16's sequence parallel, and its messages."""
+    """Return the losses of one process, and of page 16's lines; and the messages of a step.
+
+    The lines of two ranks: sequence parallel. Of four: fully_shard over groups of two.
+    """
     code, page = load(TENSOR), TENSOR.with_suffix(".md").read_text()
     block = r"^```python\n(from torch.distributed.tensor import Shard.*?)^(with .*?)^```"
     divide, step = re.search(block, page, re.M | re.S).groups()
+    if dist.get_world_size() == 4:
+        box = r"^(same = .*?)^for layer.*?^## In your own script\n.*?^```python\n(.*?)^```"
+        divide = "".join(re.search(box, page, re.M | re.S).groups())
 
     def forward(model, text):  # ends as the page says
         x = model.tokens(text) + model.positions.weight
         return model.logits(nn.Sequential(*model.layers)(x)).flatten(0, 1)
 
     code.Net.forward = forward
-    ranks = torch.arange(2).view(1, 2)
+    ranks = torch.arange(dist.get_world_size()).view(1, -1)
     mesh = code.make_mesh(ranks, ("data", "tensor"), "cpu", code.TIMEOUT)
-    names = vars(code) | {"mesh": mesh}
     train_set, _ = code.make_text()
     losses = [], []
     for way, found in zip(("", divide), losses):
         torch.manual_seed(0)
-        names["model"] = code.Net()
+        names = {"mesh": mesh, "model": code.Net(), "device": torch.device("cpu")}
+        names = vars(code) | names | {"train_set": train_set}
         exec(way, names)
-        optimizer = torch.optim.AdamW(names["model"].parameters(), lr=0.003, foreach=False)
-        for i in range(0, 640, 32):
-            names["text"], names["targets"] = train_set[i : i + 32]
+        own = torch.optim.AdamW(names["model"].parameters(), lr=0.003, foreach=False)
+        optimizer = names.get("optimizer", own)
+        sampler = names.get("sampler") or code.DistributedSampler(train_set, 1, 0)
+        loader = code.DataLoader(train_set, 32 // sampler.num_replicas, sampler=sampler)
+        for names["text"], names["targets"] in code.islice(loader, 20):
             optimizer.zero_grad()
             with CommDebugMode() as messages:
                 exec(step, names)
                 optimizer.step()
-            found.append(code.local(names["loss"].detach()).item())
-    functions = torch.ops.c10d_functional
-    kinds = "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce"
-    counts = messages.get_comm_counts()
-    assert sum(counts.values()) == sum(counts[getattr(functions, x)] for x in kinds)
-    return [*losses, [counts[getattr(functions, x)] for x in kinds]]
+            loss = code.local(names["loss"].detach())
+            dist.all_reduce(loss)
+            found.append(loss.item() / dist.get_world_size())
+    return [*losses, {x.__name__: n for x, n in messages.get_comm_counts().items()}]
 
 
 if __name__ == "__main__":
