@@ -3,9 +3,8 @@
 Called by run_course.py. Every number is from a lesson of this run, or from the record of a
 comparable machine. Nothing is drawn from a lesson that failed.
 
-A result is a dict: id and idea of the lesson; command; output, showed, seconds, cpu, others,
-problem and skipped as run_lesson.run returns them; files, the paths of the event files and traces
-that the lesson wrote.
+A result is a dict: id and idea of the lesson; what run_lesson.run returns; files, the paths of the
+event files and traces that the lesson wrote.
 """
 
 import io
@@ -15,6 +14,7 @@ import time
 from pathlib import Path
 
 import jinja2
+import numpy as np
 from catalog import ROOT
 from loss_curves import losses, thinned
 from markupsafe import Markup, escape
@@ -59,7 +59,6 @@ CURVES = {
     "alone": ("one process", BLUE, 1.5),
     "unscaled": ("DDP, unscaled rate", ORANGE, 1.5),
     "linear": ("DDP, linear rate", GREEN, 1.5),
-    "sqrt": ("DDP, sqrt rate", PURPLE, 1.5),
 }
 
 
@@ -86,49 +85,46 @@ def curves(axes, results):
     return text
 
 
-def merged(spans, gap):
-    """Return [(begin, length)] of [(begin, end)]; what is less than a gap apart is joined."""
-    joined = []
-    for begin, end in sorted(spans):
-        if joined and begin - joined[-1][1] < gap:
-            joined[-1][1] = max(end, joined[-1][1])
-        else:
-            joined.append([begin, end])
-    return [(begin, end - begin) for begin, end in joined]
+# Color and place of what a rank does. Loading covers computing: it is made of operations, too.
+LANES = {"computing": (BLUE, 0), "data": (PURPLE, 0), "communicating": (ORANGE, 0.4)}
 
 
 def timeline(axes, results):
     """Draw what each rank did in a step in the middle of a lesson's traces."""
-    folder = results[0]["files"][0].parent
+    folder = results[0]["files"][0].parent  # log or log_ddp, before runs
     events = [x for x in merge(load_newest(folder)) if x["ph"] == "X"]
     steps = [x for x in events if x["name"].startswith("ProfilerStep")]
     ranks = sorted({x["pid"] for x in steps})
-    names = [x["name"] for x in steps if x["pid"] == ranks[0]]
-    step = [x for x in steps if x["name"] == names[len(names) // 2]]
+    middle = steps[len(steps) // len(ranks) // 2]["name"]
+    step = [x for x in steps if x["name"] == middle]
     begin, end = min(x["ts"] for x in step), max(x["ts"] + x["dur"] for x in step)
+    bins = 700 / (end - begin)  # a microsecond; shorter gaps are not seen
     on_gpu = any(x["cat"] == "kernel" for x in events)
-    spans = {}
+    copies = [(x["pid"], x["ts"] + x["dur"]) for x in events if x["cat"] == "gpu_memcpy"]
+    flags = {(kind, rank): np.zeros(700, dtype=bool) for kind in LANES for rank in ranks}
     for x in events:
-        name, category, first, last = x["name"], x["cat"], x["ts"], x["ts"] + x["dur"]
+        name, category, rank, first = x["name"], x["cat"], x["pid"], x["ts"]
+        last = first + x["dur"]
         if category == "user_annotation" and name.startswith("enumerate(DataLoader)"):
             kind = "data"
         elif category == "user_annotation" and name.startswith("gloo:"):
             kind = "communicating"
+            first = min((t for r, t in copies if r == rank and first < t < last), default=first)
         elif category == ("kernel" if on_gpu else "cpu_op") and "c10d:" not in name:
             kind = "communicating" if "ccl" in name.lower() else "computing"  # NCCL, RCCL
         else:
             continue
-        if first < end and last > begin:
-            part = (max(first, begin) - begin) / 1000, (min(last, end) - begin) / 1000
-            spans.setdefault((kind, x["pid"]), []).append(part)
+        part = slice(max(0, int((first - begin) * bins)), max(0, int((last - begin) * bins) + 1))
+        flags[kind, rank][part] = True
     axes.figure.set_size_inches(9, 1.4 + 0.5 * len(ranks))
-    # Loading is made of operations, too, so it hides them.
-    lanes = {"computing": (BLUE, 0), "data": (PURPLE, 0), "communicating": (ORANGE, 0.4)}
-    for kind, (color, lane) in lanes.items():
-        for rank in ranks:
-            bars = merged(spans.get((kind, rank), []), (end - begin) / 1e6)
-            label = kind if rank == ranks[0] else None
-            axes.broken_barh(bars, (rank + lane, 0.38), color=color, label=label)
+    for (kind, rank), flag in flags.items():
+        if on_gpu and kind == "data":  # loading costs nothing while a GPU computes
+            flag &= ~flags["computing", rank]
+        color, place = LANES[kind]
+        edges = np.flatnonzero(np.diff(flag, prepend=False, append=False)) / bins / 1000
+        bars = [(left, right - left) for left, right in edges.reshape(-1, 2)]
+        label = kind if rank == ranks[0] else None
+        axes.broken_barh(bars, (rank + place, 0.38), color=color, label=label)
     axes.set(xlabel="milliseconds", xlim=(0, (end - begin) / 1000))
     axes.set_yticks([rank + 0.4 for rank in ranks], [f"rank {rank}" for rank in ranks])
     axes.invert_yaxis()
@@ -163,17 +159,16 @@ def draw(well):
 
 
 def schedules(well):
-    """Return the schedules that lesson 17 printed, [(name, what it cost, [slots of a stage])]."""
+    """Return the schedules that lesson 17 printed, [(name, what it cost, the slots as HTML)]."""
     output = well["17"]["output"] if "17" in well else ""
-    found = re.findall(r"^(\w+), .*\n((?:stage .*\n)+)(idle: .*)", output, re.M)
-    return [(name, cost, [x.split()[2:] for x in rows.splitlines()]) for name, rows, cost in found]
+    found = re.findall(r"^(\w+), .*\n((?:stage [ \w.]+\n)+)(idle: .*)", output, re.M)
+    slot = r"([FB])\d+ ?", r'<b class="\1">\g<0></b>'
+    return [(name, cost, Markup(re.sub(*slot, rows))) for name, rows, cost in found]
 
 
 # Numbers that depend on the machine, by their unit: the last one that a lesson printed.
 SPEEDS = {
     "images/s": r"^epoch .* ([\d,]+) images/s$",
-    "ratings/s": r"^epoch .* ([\d,]+) ratings/s$",
-    "characters/s by hand": r"^by hand: .* ([\d,]+) characters/s$",
     "MB/s of 64 MB": r"64 MB: .*\(bus +([\d.,]+)\)$",
     "% hidden": r"^=> communication hidden by computing: (\d+)%",
 }
