@@ -129,13 +129,13 @@ def timeline(axes, results):
     axes.set_yticks([rank + 0.4 for rank in ranks], [f"rank {rank}" for rank in ranks])
     axes.invert_yaxis()
     axes.grid(visible=False)
-    text = "A rank that is early waits for the others, which counts as communicating."
+    text = "An early rank waits, which counts as communicating. Gaps: it has no core, or is idle."
     return f"{text} To zoom in, and for all steps: `python scripts/view_traces.py {folder}`"
 
 
 # What is drawn: the function, the lessons that it is made from, and the title.
 FIGURES = [
-    (curves, ("2", "4", "6", "10"), "The same training"),
+    (curves, ("2", "4", "6", "10"), "Lessons 2, 4, 6 and 10"),
     (curves, ("8",), "Loss and learning rate"),
     (timeline, ("5",), "One step of lesson 5"),
     (timeline, ("test-profile",), "One step of test-profile"),
