@@ -209,9 +209,9 @@ def why_slower(result, note, own):
         reasons.append(f"it had {cores()} instead of {cores_of(note['on'])} CPU cores")
     if result["others"] > 0.25 * seconds:
         reasons.append(f"other programs used {result['others'] / seconds:.1f} cores meanwhile")
-    torch, recorded = (re.search(r"torch ([\d.]+)", line)[1] for line in (own, note["on"]))
-    if torch != recorded:
-        reasons.append(f"torch was {torch} instead of {recorded}")
+    for here, there in zip(own.split(", ")[2:], note["on"].split(", ")[2:]):  # GPUs, Python, torch
+        if here != there and "Python" not in here:
+            reasons.append(f"{here} instead of {there}")
     reasons = reasons or ["slower cores, or a disk that it waited for"]
     used = f"its own processes used {result['cpu'] / seconds:.1f} of {cores()} cores"
     times = f"{seconds / note['seconds']:.1f} times as long as recorded"

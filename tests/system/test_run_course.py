@@ -211,8 +211,8 @@ def test_what_was_slower_has_its_likely_reason(monkeypatch):
     why = report.why_slower(slow, note, "Linux, 2 CPU cores, no GPU, Python 3.11.7, torch 2.6.0")
     assert why == (
         "3.0 times as long as recorded. The likely reason: it had 2 instead of 4 CPU cores; other "
-        "programs used 0.5 cores meanwhile; torch was 2.6.0 instead of 2.15.0; its own processes "
-        "used 0.5 of 2 cores."
+        "programs used 0.5 cores meanwhile; torch 2.6.0 instead of torch 2.15.0; its own "
+        "processes used 0.5 of 2 cores."
     )
     monkeypatch.setattr(report, "cores", lambda: 4)
     assert "reason: slower cores" in report.why_slower({**slow, "others": 0.0}, note, note["on"])
