@@ -2,19 +2,27 @@
 
 Usage: scripts/read_speed.py                     prints a Markdown table, in less than a minute
        scripts/read_speed.py --memory FILE       memory for streaming a file of create_mnist_h5.py
+       scripts/read_speed.py --libraries         lesson 11's stream beside three libraries
 
 One process, one thread. "One at a time" is what a Dataset with __getitem__ does: one read for each
 image. "Whole chunks" is ChunkStream of lesson 11. The files have just been written and are still in
 memory (the page cache) when they are read: this measures the work of reading, not the disk.
+
+--libraries counts CPU-seconds, which hardly depend on what else runs. Each library reads what it
+wrote as its documentation says: shuffled, whole epochs, no worker, no decoding of pictures.
 """
 
 import argparse
 import contextlib
+import importlib.util
 import itertools
+import os
 import re
 import statistics
+import sys
 import tempfile
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import h5py
@@ -22,6 +30,7 @@ import numpy as np
 import torch
 from catalog import load
 from system_info import recorded
+from torch.utils.data import DataLoader
 
 CREATE = load("day2/create_mnist_h5.py")
 STREAM = load("day2/11_mnist_ddp_pt_multinode_streaming.py")
@@ -30,6 +39,7 @@ BATCH = 64  # images
 BUFFER = 2048  # images shuffled together, whatever the chunk size
 SECONDS = 0.5  # a measurement ends with the first batch after that
 REPEATS = 3
+SHARD = 2**23  # bytes in a file of a library
 
 
 def make_files(folder):
@@ -130,15 +140,145 @@ def print_memory(path):
     del whole
 
 
+def hdf5(folder, images, buffer):
+    """Write images, uint8 [N, H, W], and their numbers. Return a function that reads an epoch."""
+    path = folder / "images.h5"
+    with h5py.File(path, "x") as file:
+        chunks = (buffer // 8, *images.shape[1:])
+        file.create_dataset("images", data=images, chunks=chunks, fletcher32=True)
+        file["labels"] = np.arange(len(images))
+    stream = STREAM.ChunkStream(path, BATCH, 0, 1, 0, 8)
+    loader = DataLoader(stream, batch_size=None)
+
+    def read(epoch):
+        stream.set_epoch(epoch)
+        return loader
+
+    return read
+
+
+def mosaic(folder, images, buffer):
+    """Do as hdf5, with MosaicML Streaming."""
+    import streaming
+
+    shape = ",".join(str(length) for length in images.shape[1:])
+    columns = {"image": f"ndarray:uint8:{shape}", "number": "int"}
+    with streaming.MDSWriter(out=str(folder), columns=columns, size_limit=SHARD) as writer:
+        for number, image in enumerate(images):
+            writer.write({"image": image, "number": number})
+    dataset = streaming.StreamingDataset(local=str(folder), shuffle=True, batch_size=BATCH)
+    loader = streaming.StreamingDataLoader(dataset, batch_size=BATCH)
+    return lambda epoch: ((batch["image"], batch["number"]) for batch in loader)
+
+
+def tar(folder, images, buffer):
+    """Do as hdf5, with WebDataset. Its own npy is slower to decode than bare bytes."""
+    import webdataset
+
+    with webdataset.ShardWriter(f"{folder}/%04d.tar", maxsize=SHARD, verbose=0) as writer:
+        for number, image in enumerate(images):
+            key = f"{number:08}"
+            writer.write({"__key__": key, "bin": image.tobytes(), "cls": number})
+
+    def to_image(data):
+        return np.frombuffer(data, np.uint8).reshape(images.shape[1:])
+
+    shards = sorted(map(str, folder.glob("*.tar")))
+    dataset = webdataset.WebDataset(shards, shardshuffle=100).shuffle(buffer)
+    dataset = dataset.to_tuple("bin", "cls").map_tuple(to_image, int).batched(BATCH)
+    loader = webdataset.WebLoader(dataset, batch_size=None)
+    return lambda epoch: loader
+
+
+def litdata(folder, images, buffer):
+    """Do as hdf5, with litdata. It reads arrays of numpy many times as fast as tensors."""
+    from litdata import StreamingDataLoader, StreamingDataset
+    from litdata.streaming.writer import BinaryWriter
+
+    writer = BinaryWriter(str(folder), chunk_bytes=SHARD)
+    for number, image in enumerate(images):
+        writer[number] = {"image": image, "number": number}
+    writer.done()
+    writer.merge()
+    dataset = StreamingDataset(str(folder), shuffle=True, drop_last=True)
+    loader = StreamingDataLoader(dataset, batch_size=BATCH)
+    return lambda epoch: ((batch["image"], batch["number"]) for batch in loader)
+
+
+# What is imported, what pip calls it, and the function above.
+LIBRARIES = [
+    ("h5py", "h5py", hdf5),
+    ("streaming", "mosaicml-streaming", mosaic),
+    ("webdataset", "webdataset", tar),
+    ("litdata", "litdata", litdata),
+]
+
+
+def check(read, images, name):
+    """Stop unless an epoch has nearly all images, each once and as it was written."""
+    seen = []
+    for batch, numbers in read(0):
+        seen += torch.as_tensor(numbers).tolist()
+        if not np.array_equal(batch, images[seen[-len(batch) :]]):
+            sys.exit(f"{name} gave other images than it was given.")
+    if len(set(seen)) < max(len(seen), 0.9 * len(images)):
+        sys.exit(
+            f"{name} gave {len(set(seen)):,} of {len(images):,} images, of {len(seen):,} read."
+        )
+
+
+def cpu_rate(read, epoch):
+    """Return images per second of CPU time, user and system, over whole epochs."""
+    begin = sum(os.times()[:4])  # of this process and of its children that have ended
+    images = 0
+    while (seconds := sum(os.times()[:4]) - begin) < SECONDS:
+        images += sum(len(batch) for batch, _ in read(epoch))
+    return images / seconds
+
+
+def compare_libraries():
+    """Print images per CPU-second of lesson 11's stream and of the libraries that are there."""
+    there = [library for library in LIBRARIES if importlib.util.find_spec(library[0])]
+    missing = " ".join(name for _, name, _ in LIBRARIES if name not in [x for _, x, _ in there])
+    if missing:
+        todo = "In an environment of its own, because it may change numpy"
+        print(f"Not installed: {missing}. {todo}: pip install {missing}", file=sys.stderr)
+    small = load("day1/2_mnist_training.py").load_mnist()[0].tensors[0][:20_000].numpy()
+    large = np.random.default_rng(0).integers(0, 256, (2048, 256, 256), np.uint8)
+    columns = []
+    for images, buffer in ((small, 2048), (large, 128)):
+        with tempfile.TemporaryDirectory() as folder:
+            reads = []
+            for _, name, write in there:
+                own = Path(folder) / name
+                own.mkdir()
+                reads.append(write(own, images, buffer))
+                check(reads[-1], images, name)
+            rounds = [[cpu_rate(read, epoch) for read in reads] for epoch in range(1, REPEATS + 1)]
+        columns.append([statistics.median(rates) for rates in zip(*rounds)])
+    versions = [f"{name} {version(name)}" for _, name, _ in there]
+    print(recorded("python scripts/read_speed.py --libraries", *versions))
+    print("| | 784 bytes | lesson 11 against it | 64 kB | lesson 11 against it |")
+    print("|---|---|---|---|---|")
+    for (_, name, _), *rates in zip(there, *columns):
+        cells = [f"{rate:,.0f} | {column[0] / rate:.2g}" for rate, column in zip(rates, columns)]
+        print(f"| {name} | {' | '.join(cells)} |")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     words = "only print the memory for streaming this file (Linux)"
     parser.add_argument("--memory", type=Path, metavar="FILE", help=words)
+    words = "only compare with MosaicML Streaming, WebDataset and litdata"
+    parser.add_argument("--libraries", action="store_true", help=words)
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if args.memory:
         print_memory(args.memory)
+        return
+    if args.libraries:
+        compare_libraries()
         return
     with tempfile.TemporaryDirectory() as folder:
         files = make_files(Path(folder))
