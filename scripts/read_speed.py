@@ -140,129 +140,104 @@ def print_memory(path):
     del whole
 
 
-def hdf5(folder, images, buffer):
-    """Write images, uint8 [N, H, W], and their numbers. Return a function that reads an epoch."""
-    path = folder / "images.h5"
-    with h5py.File(path, "x") as file:
+def hdf5(h5py, path, images, buffer):
+    """Write numbered images, uint8 [N, H, W]. For each epoch, yield what reads them."""
+    with h5py.File(path / "images.h5", "x") as file:
         chunks = (buffer // 8, *images.shape[1:])
         file.create_dataset("images", data=images, chunks=chunks, fletcher32=True)
         file["labels"] = np.arange(len(images))
-    stream = STREAM.ChunkStream(path, BATCH, 0, 1, 0, 8)
-    loader = DataLoader(stream, batch_size=None)
-
-    def read(epoch):
+    stream = STREAM.ChunkStream(path / "images.h5", BATCH, 0, 1, 0, 8)
+    for epoch in itertools.count():
         stream.set_epoch(epoch)
-        return loader
-
-    return read
+        yield DataLoader(stream, batch_size=None)
 
 
-def mosaic(folder, images, buffer):
-    """Do as hdf5, with MosaicML Streaming."""
-    import streaming
-
-    shape = ",".join(str(length) for length in images.shape[1:])
-    columns = {"image": f"ndarray:uint8:{shape}", "number": "int"}
-    with streaming.MDSWriter(out=str(folder), columns=columns, size_limit=SHARD) as writer:
+def mosaic(streaming, path, images, buffer):
+    columns = {"image": "ndarray:uint8:{},{}".format(*images.shape[1:]), "number": "int"}
+    with streaming.MDSWriter(out=str(path), columns=columns, size_limit=SHARD) as writer:
         for number, image in enumerate(images):
             writer.write({"image": image, "number": number})
-    dataset = streaming.StreamingDataset(local=str(folder), shuffle=True, batch_size=BATCH)
-    loader = streaming.StreamingDataLoader(dataset, batch_size=BATCH)
-    return lambda epoch: ((batch["image"], batch["number"]) for batch in loader)
+    dataset = streaming.StreamingDataset(local=str(path), shuffle=True, batch_size=BATCH)
+    yield from itertools.repeat(streaming.StreamingDataLoader(dataset, batch_size=BATCH))
 
 
-def tar(folder, images, buffer):
-    """Do as hdf5, with WebDataset. Its own npy is slower to decode than bare bytes."""
-    import webdataset
-
-    with webdataset.ShardWriter(f"{folder}/%04d.tar", maxsize=SHARD, verbose=0) as writer:
-        for number, image in enumerate(images):
-            key = f"{number:08}"
-            writer.write({"__key__": key, "bin": image.tobytes(), "cls": number})
-
-    def to_image(data):
-        return np.frombuffer(data, np.uint8).reshape(images.shape[1:])
-
-    shards = sorted(map(str, folder.glob("*.tar")))
-    dataset = webdataset.WebDataset(shards, shardshuffle=100).shuffle(buffer)
-    dataset = dataset.to_tuple("bin", "cls").map_tuple(to_image, int).batched(BATCH)
-    loader = webdataset.WebLoader(dataset, batch_size=None)
-    return lambda epoch: loader
+def tar(webdataset, path, images, buffer):
+    with webdataset.ShardWriter(f"{path}/%04d.tar", maxsize=SHARD, verbose=0) as writer:
+        for number, image in enumerate(images):  # its npy takes longer to decode than bytes
+            writer.write({"__key__": f"{number:08}", "bin": image.tobytes(), "cls": number})
+    dataset = webdataset.WebDataset(sorted(map(str, path.iterdir())), shardshuffle=100)
+    dataset = dataset.shuffle(buffer).to_tuple("bin", "cls")
+    dataset = dataset.map_tuple(lambda data: np.frombuffer(data, np.uint8), int).batched(BATCH)
+    yield from itertools.repeat(webdataset.WebLoader(dataset, batch_size=None))
 
 
-def litdata(folder, images, buffer):
-    """Do as hdf5, with litdata. It reads arrays of numpy many times as fast as tensors."""
-    from litdata import StreamingDataLoader, StreamingDataset
-    from litdata.streaming.writer import BinaryWriter
-
-    writer = BinaryWriter(str(folder), chunk_bytes=SHARD)
-    for number, image in enumerate(images):
+def lit(litdata, path, images, buffer):
+    writer = litdata.streaming.writer.BinaryWriter(str(path), chunk_bytes=SHARD)
+    for number, image in enumerate(images):  # as a tensor it would take several times as long
         writer[number] = {"image": image, "number": number}
     writer.done()
     writer.merge()
-    dataset = StreamingDataset(str(folder), shuffle=True, drop_last=True)
-    loader = StreamingDataLoader(dataset, batch_size=BATCH)
-    return lambda epoch: ((batch["image"], batch["number"]) for batch in loader)
+    dataset = litdata.StreamingDataset(str(path), shuffle=True, drop_last=True)
+    yield from itertools.repeat(litdata.StreamingDataLoader(dataset, batch_size=BATCH))
 
 
-# What is imported, what pip calls it, and the function above.
-LIBRARIES = [
-    ("h5py", "h5py", hdf5),
-    ("streaming", "mosaicml-streaming", mosaic),
-    ("webdataset", "webdataset", tar),
-    ("litdata", "litdata", litdata),
-]
+# What pip installs, how it is imported, and how it writes and reads.
+LIBRARIES = {
+    "h5py": ("h5py", hdf5),
+    "mosaicml-streaming": ("streaming", mosaic),
+    "webdataset": ("webdataset", tar),
+    "litdata": ("litdata", lit),
+}
 
 
-def check(read, images, name):
-    """Stop unless an epoch has nearly all images, each once and as it was written."""
-    seen = []
-    for batch, numbers in read(0):
-        seen += torch.as_tensor(numbers).tolist()
-        if not np.array_equal(batch, images[seen[-len(batch) :]]):
-            sys.exit(f"{name} gave other images than it was given.")
-    if len(set(seen)) < max(len(seen), 0.9 * len(images)):
-        sys.exit(
-            f"{name} gave {len(set(seen)):,} of {len(images):,} images, of {len(seen):,} read."
-        )
+def checked(epoch, images, name):
+    """Return how many images an epoch has. Stop unless each is as written, and comes once."""
+    batches = [batch.values() if isinstance(batch, dict) else batch for batch in epoch]
+    found, numbers = (torch.cat([torch.as_tensor(x) for x in part]) for part in zip(*batches))
+    same = np.array_equal(found.flatten(), images[numbers].flatten())
+    if not same or len(numbers.unique()) < max(len(numbers), 0.9 * len(images)):
+        sys.exit(f"{name} did not give each image once, as it was written.")
+    return len(numbers)
 
 
-def cpu_rate(read, epoch):
-    """Return images per second of CPU time, user and system, over whole epochs."""
+def cpu_rate(epochs, count):
+    """Return images per second of CPU time, user and system, over epochs of count images."""
+    done = seconds = 0
     begin = sum(os.times()[:4])  # of this process and of its children that have ended
-    images = 0
-    while (seconds := sum(os.times()[:4]) - begin) < SECONDS:
-        images += sum(len(batch) for batch, _ in read(epoch))
-    return images / seconds
+    while seconds < SECONDS:
+        done += count
+        for _ in next(epochs):
+            pass
+        seconds = sum(os.times()[:4]) - begin
+    return done / seconds
 
 
 def compare_libraries():
-    """Print images per CPU-second of lesson 11's stream and of the libraries that are there."""
-    there = [library for library in LIBRARIES if importlib.util.find_spec(library[0])]
-    missing = " ".join(name for _, name, _ in LIBRARIES if name not in [x for _, x, _ in there])
+    """Print images per CPU-second of lesson 11's stream and of each library that is there."""
+    there = [name for name, (module, _) in LIBRARIES.items() if importlib.util.find_spec(module)]
+    missing = " ".join(LIBRARIES.keys() - there)
     if missing:
-        todo = "In an environment of its own, because it may change numpy"
-        print(f"Not installed: {missing}. {todo}: pip install {missing}", file=sys.stderr)
+        words = f"Not installed: {missing}. In an environment of its own, since numpy may change"
+        print(f"{words}: pip install {missing}", file=sys.stderr)
+    versions = [f"{name} {version(name)}" for name in there]
+    print(recorded("python scripts/read_speed.py --libraries", *versions))
+    print("| bytes of an image | read with | images per CPU-second | lesson 11 against it |")
+    print("|---|---|---|---|")
     small = load("day1/2_mnist_training.py").load_mnist()[0].tensors[0][:20_000].numpy()
     large = np.random.default_rng(0).integers(0, 256, (2048, 256, 256), np.uint8)
-    columns = []
     for images, buffer in ((small, 2048), (large, 128)):
         with tempfile.TemporaryDirectory() as folder:
-            reads = []
-            for _, name, write in there:
-                own = Path(folder) / name
-                own.mkdir()
-                reads.append(write(own, images, buffer))
-                check(reads[-1], images, name)
-            rounds = [[cpu_rate(read, epoch) for read in reads] for epoch in range(1, REPEATS + 1)]
-        columns.append([statistics.median(rates) for rates in zip(*rounds)])
-    versions = [f"{name} {version(name)}" for _, name, _ in there]
-    print(recorded("python scripts/read_speed.py --libraries", *versions))
-    print("| | 784 bytes | lesson 11 against it | 64 kB | lesson 11 against it |")
-    print("|---|---|---|---|---|")
-    for (_, name, _), *rates in zip(there, *columns):
-        cells = [f"{rate:,.0f} | {column[0] / rate:.2g}" for rate, column in zip(rates, columns)]
-        print(f"| {name} | {' | '.join(cells)} |")
+            readers = []
+            for name in there:
+                module, write = LIBRARIES[name]
+                path = Path(tempfile.mkdtemp(dir=folder))
+                epochs = write(importlib.import_module(module), path, images, buffer)
+                readers.append((epochs, checked(next(epochs), images, name)))
+            rounds = [[cpu_rate(*reader) for reader in readers] for _ in range(REPEATS)]
+        medians = [statistics.median(rates) for rates in zip(*rounds)]
+        for name, median in zip(there, medians):
+            cells = f"{images[0].nbytes:,} | {name} | {median:,.0f} | {medians[0] / median:.2g}"
+            print(f"| {cells} |", flush=True)
 
 
 def main():
