@@ -20,7 +20,9 @@ def test_each_lesson_of_the_notebook_proves_its_claim(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", os.pathsep.join(path))
     resources = {"metadata": {"path": tmp_path}}
     nbclient.NotebookClient(notebook, timeout=200, resources=resources).execute()
-    outputs = ["".join(part.get("text", "") for part in x.get("outputs", ())) for x in notebook.cells]
+    outputs = [
+        "".join(part.get("text", "") for part in x.get("outputs", ())) for x in notebook.cells
+    ]
     ran = [output for output in outputs if "\n=> " in f"\n{output}"]
     assert len(ran) == 7, outputs
     assert all(map(proves, ran)), outputs
