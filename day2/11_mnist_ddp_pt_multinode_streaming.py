@@ -53,7 +53,7 @@ class ChunkStream(IterableDataset):
             self.chunks = len(images) // self.chunk_size
 
     def set_epoch(self, epoch, done=0):
-        """Choose the order of the next epoch. Leave out this rank's first batches."""
+        """On every rank: choose an epoch's order, less the batches that it has done."""
         self.begin.copy_(torch.tensor([epoch, done]))
 
     def share(self, workers):
@@ -168,13 +168,13 @@ def main(device, args):
     make_repeatable()  # only because we compare runs
     check_copies(args.file, contents(args.file))
     rank = dist.get_rank()
-    ranks = dist.get_world_size()
+    world_size = dist.get_world_size()
     stream = ChunkStream(
-        args.file, args.batch_size, rank, ranks, args.seed, args.buffer
+        args.file, args.batch_size, rank, world_size, args.seed, args.buffer
     )
     model, losses, used = train(stream, device, args)
     if rank == 0:
-        write_scalars(losses, args.batch_size * ranks)
+        write_scalars(losses, args.batch_size * world_size)
         print(f"test accuracy: {evaluate(model, read_file(args, 'test_'), device):.2%}")
         return prove(*check_stream(stream, used, losses, device, args))
 

@@ -133,8 +133,7 @@ def main(device, args):
     if dist.get_backend() == "gloo":  # it sends only what is in the CPU's memory
         device = torch.device("cpu")
     train_set = make_text()
-    # A group for each direction: NCCL sends what is in a group in its order, so in one
-    # the two directions would get stuck. Each has its own timeout.
+    # A group for each direction: in one, NCCL sends in order, and they would get stuck.
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
     groups = dist.new_group(timeout=timeout), dist.new_group(timeout=timeout)
     rank = dist.get_rank()
