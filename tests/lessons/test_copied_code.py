@@ -96,7 +96,7 @@ def prepared():
     sys.modules[code.__name__] = code  # torch 2.8 looks for it there when it compiles
     exec(re.search(r"^```python\n(from .*?)^```", PAGE, re.M | re.S)[1], page)
     kept_by = load(next(ROOT.glob("day2/exercises/15.2_*.py"))).kept
-    train_set, _ = code.make_text()
+    train_set = code.make_text()
     losses, kept = [], []
     for options in (None, {}, {"kept": []}):
 
@@ -106,7 +106,7 @@ def prepared():
             if sharded:
                 code.by_pytorch(piece)
 
-        model, _ = code.build(divide, code.Meter(), "cpu", 0)
+        model, _ = code.build(divide, code.Meter(), "cpu")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         batches = [train_set[i + dist.get_rank() : i + 16 : 2] for i in (0, 16)]
         losses.append(code.train_steps(model, batches, optimizer, "cpu").tolist())

@@ -35,7 +35,7 @@ lesson = load("day2/16_transformer_tensor_parallel.py")
 dist.init_process_group("gloo")
 device = torch.device("cpu")
 make_mesh = lesson.make_mesh
-train_set, _ = lesson.make_text()
+train_set = lesson.make_text()
 plans = []
 lesson.tp.parallelize_module = lambda layer, mesh, plan: plans.append(plan)
 lesson.split_by_pytorch(lesson.Net(), {"tensor": None})
