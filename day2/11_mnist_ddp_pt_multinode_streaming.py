@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 import time
+from collections import Counter
 from datetime import timedelta
 from hashlib import sha256
 from itertools import islice
@@ -52,11 +53,14 @@ class ChunkStream(IterableDataset):
             self.chunks = len(images) // self.chunk_size
 
     def set_epoch(self, epoch, done=0):
-        """Choose the order of the next epoch, on every rank.
-
-        done: so many of its batches this rank had before a restart. They are left out.
-        """
+        """On every rank: choose an epoch's order, less the batches that it has done."""
         self.begin.copy_(torch.tensor([epoch, done]))
+
+    def share(self, workers):
+        """Return how many chunks, and whole batches, each worker of each rank gets."""
+        # The same number for each: if a rank had one batch more, DDP would hang.
+        chunks = self.chunks // (self.world_size * workers)
+        return chunks, chunks * self.chunk_size // self.batch_size
 
     def __iter__(self):
         """Yield the batches of one worker."""
@@ -65,9 +69,7 @@ class ChunkStream(IterableDataset):
         workers = info.num_workers if info else 1  # no info: the rank itself reads
         # Batches come from the workers in turn, after a restart from the next one's.
         worker = (info.id + done) % workers if info else 0
-        # The same number for each: if a rank had one batch more, DDP would hang.
-        chunks = self.chunks // (self.world_size * workers)
-        batches = chunks * self.chunk_size // self.batch_size
+        chunks, batches = self.share(workers)
         if batches == 0:
             raise ValueError(f"{self.path} has not one batch for each worker")
         # The same seed on all ranks: all must agree on the order of the chunks.
@@ -95,15 +97,15 @@ class ChunkStream(IterableDataset):
                     skipped -= count // self.batch_size
                     continue
                 parts = rest + [self.read(file, chunk) for chunk in chunks.tolist()]
+                rest = []
                 images = torch.cat([images for images, _ in parts])
                 labels = torch.cat([labels for _, labels in parts])
                 permutation = torch.randperm(len(labels), generator=generator)
                 for indices in permutation.split(self.batch_size):
-                    rest = [(images[indices], labels[indices])]
+                    batch = images[indices], labels[indices]
                     if len(indices) < self.batch_size:
-                        continue  # read more first
-                    batch = rest.pop()
-                    if skipped > 0:
+                        rest = [batch]  # it goes into the next mix
+                    elif skipped > 0:
                         skipped -= 1
                     else:
                         yield batch
@@ -129,7 +131,7 @@ def train_one_epoch(model, loader, optimizer, device):
     return torch.stack(losses)
 
 
-def train(device, args):
+def train(stream, device, args):
     """Train a new model on all ranks. Return it and the losses of all steps."""
     world_size = dist.get_world_size()
     global_batch_size = args.batch_size * world_size
@@ -140,9 +142,6 @@ def train(device, args):
     # No device_ids: model, whose parameters it shares, is on this rank's device.
     ddp_model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
-    stream = ChunkStream(
-        args.file, args.batch_size, dist.get_rank(), world_size, args.seed, args.buffer
-    )
     # None: the stream yields batches. Its workers read ahead while this rank trains.
     # One that cannot send prints why and lives on: only a timeout ends the wait for it.
     options = {"persistent_workers": args.workers > 0, "timeout": args.limit}
@@ -168,11 +167,16 @@ def main(device, args):
     """Run on every rank, as start calls it: train, evaluate, report."""
     make_repeatable()  # only because we compare runs
     check_copies(args.file, contents(args.file))
-    model, losses, used = train(device, args)
-    if dist.get_rank() == 0:
-        write_scalars(losses, args.batch_size * dist.get_world_size())
+    rank = dist.get_rank()
+    world_size = dist.get_world_size()
+    stream = ChunkStream(
+        args.file, args.batch_size, rank, world_size, args.seed, args.buffer
+    )
+    model, losses, used = train(stream, device, args)
+    if rank == 0:
+        write_scalars(losses, args.batch_size * world_size)
         print(f"test accuracy: {evaluate(model, read_file(args, 'test_'), device):.2%}")
-        return prove(*check_stream(used, losses, device, args))
+        return prove(*check_stream(stream, used, losses, device, args))
 
 
 # ---- Shared helpers, identical in every lesson
@@ -201,7 +205,7 @@ def digests(images, labels):
     return [sha256(image.tobytes() + label.tobytes()).digest() for image, label in both]
 
 
-def check_stream(used, losses, device, args):
+def check_stream(stream, used, losses, device, args):
     """Compare what was used with the file. Return the claim, and whether it holds.
 
     used[rank] has the digests of a rank's images, in the order in which it used them.
@@ -210,40 +214,35 @@ def check_stream(used, losses, device, args):
     in_file = digests(*train_set.tensors)
     # If the file has copies of an image, all of them get the number of the last one.
     number_of = {digest: number for number, digest in enumerate(in_file)}
-    file_order = torch.tensor([number_of[digest] for digest in in_file])
+    copies = Counter(number_of[digest] for digest in in_file)
     numbers = [[number_of.get(digest, -1) for digest in of_rank] for of_rank in used]
     numbers = torch.tensor(numbers).view(len(used), args.epochs, -1)
     # An image counts once, or as often as it is in the file.
-    copies = file_order.bincount()
-    once = []
-    for epoch in numbers.unbind(dim=1):
-        visits = epoch[epoch >= 0].bincount(minlength=len(copies))
-        once.append(torch.minimum(visits, copies).sum().item())
-    once = min(once)
+    visits = [Counter(epoch.flatten().tolist()) for epoch in numbers.unbind(dim=1)]
+    once = min((of_epoch & copies).total() for of_epoch in visits)
     print(f"left out of an epoch: {len(in_file) - once:,} images, others in the next")
-    limit = images_of_epoch(args, len(used))
+    _, batches = stream.share(max(1, args.workers))
+    steps = batches * max(1, args.workers)
+    limit = min(steps, args.max_steps or steps) * args.batch_size * len(used)
     orders = numbers.unique(dim=1).shape[1]
-    shuffled = file_order[torch.randperm(len(file_order))]
-    mixed = (mean_distance(numbers) / mean_distance(shuffled)).item()
+    # How far apart in the file are an image and the next? After a full shuffle a third.
+    mixed = numbers.diff().abs().double().mean().item() / (len(number_of) / 3)
     gap = gap_to_memory(losses, numbers, train_set, device, args)
     claim = f"{once:,} of {len(in_file):,} images once an epoch (limit {limit:,})"
     claim += f", {orders} orders (limit {args.epochs})"
     claim += f", {mixed:.0%} as mixed as by a full shuffle (limit 25%)"
     claim += f", losses within {gap:.0e} of those from memory (limit {ROUNDING:.0e})"
-    same = resumes(used[0], len(used), args)
+    same = resumes(stream, used[0], args)
     claim += f", {'the same' if same else 'NOT the same'} after a restart in the middle"
     complete = once == limit and orders == args.epochs
     return claim, complete and mixed >= 0.25 and gap <= ROUNDING and same
 
 
-def resumes(used, world_size, args):
+def resumes(stream, used, args):
     """Return whether rank 0's stream, begun in the middle, gives the rest of an epoch.
 
     used: the digests of what this rank has used, one epoch after the other.
     """
-    stream = ChunkStream(
-        args.file, args.batch_size, 0, world_size, args.seed, args.buffer
-    )
     steps = len(used) // args.epochs // args.batch_size
     done = steps // 2
     stream.set_epoch(0, done)
@@ -251,21 +250,6 @@ def resumes(used, world_size, args):
     again = []
     list(noted(islice(loader, steps - done), again))
     return again == used[done * args.batch_size : steps * args.batch_size]
-
-
-def mean_distance(numbers):
-    """Return how far apart in the file one image is from the next one that is used."""
-    return numbers.diff().abs().double().mean()
-
-
-def images_of_epoch(args, world_size):
-    """Return how many images an epoch uses: the same number for each worker."""
-    stream = ChunkStream(args.file, args.batch_size, 0, world_size, args.seed, 1)
-    workers = max(1, args.workers)
-    chunks = stream.chunks // (world_size * workers)
-    batches = chunks * stream.chunk_size // args.batch_size
-    steps = min(batches * workers, args.max_steps or batches * workers)
-    return steps * args.batch_size * world_size
 
 
 def gap_to_memory(losses, numbers, train_set, device, args):
@@ -423,18 +407,19 @@ def parse_args():
         parser.error("epochs, batch size and buffer must be at least 1, workers 0")
     if "RANK" not in os.environ:
         parser.error("start this lesson with scripts/multinode_setup_and_run.sh")
+    ranks = int(os.environ["WORLD_SIZE"])
     try:
         Listener().close()  # a socket in TMPDIR: workers send through such ones
     except OSError as error:
         parser.error(f"workers cannot send, set TMPDIR to a short path: {error}")
     try:
-        images = images_of_epoch(args, int(os.environ["WORLD_SIZE"]))
+        stream = ChunkStream(args.file, args.batch_size, 0, ranks, 0, args.buffer)
     except (OSError, KeyError, AttributeError, ValueError) as error:
         todo = "" if args.file.exists() else ". Make it: python day2/create_mnist_h5.py"
         parser.error(f"{args.file} cannot be streamed: {error.args[-1]}{todo}")
     # Seconds that a rank waits for a worker, which alone needs such a limit.
     args.limit = int(os.environ.get("DIST_TIMEOUT", 60)) if args.workers else 0
-    if images == 0:
+    if stream.share(max(1, args.workers))[1] == 0:
         parser.error(f"{args.file} has not one batch for each worker of each rank")
     return args
 

@@ -168,8 +168,7 @@ def finish(job, without_stop):
 
     torchrun then starts the job again, and it must not train again, without a stop.
     """
-    torch.save(job.model.state_dict(), f"{FOLDER}/model.tmp")
-    os.replace(f"{FOLDER}/model.tmp", f"{FOLDER}/model.pt")
+    save(job.model.state_dict(), Path(FOLDER, "model.pt"))
     once = (job.visits == job.epoch).sum().item()
     # Each epoch may leave out images, but fewer than there are ranks.
     limit = len(job.visits) - job.epoch * (max(job.ranks) - 1)
@@ -210,7 +209,7 @@ def save_snapshot(job, losses, args):
 
 
 def save(state, path):
-    """Write a snapshot and keep the one before. So a complete one always exists."""
+    """Write a file and keep the one before. So a complete one always exists."""
     temporary = path.with_suffix(".tmp")
     try:
         torch.save(state, temporary)

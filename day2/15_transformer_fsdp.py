@@ -82,7 +82,7 @@ def by_pytorch(piece):
         piece.set_force_sum_reduction_for_comms(True)  # not every backend can average
 
 
-def build(divide, meter, device, seed):
+def build(divide, meter, device):
     """Return Net, and what divide makes of its pieces: one after the other is whole."""
     with torch.device("meta"):  # shapes only: they need no memory
         model = meter.model = Net()
@@ -91,7 +91,7 @@ def build(divide, meter, device, seed):
     with meter:
         # Net, last, has the rest: positions is never called, so it would run no hook.
         for i, piece in enumerate([*model.layers, model.tokens, model.logits, model]):
-            torch.manual_seed(seed + i)  # the same first weights on every rank
+            torch.manual_seed(i)  # the same first weights on every rank
             for module in piece.modules():
                 if any(x.is_meta for x in module.parameters(recurse=False)):
                     module.to_empty(device=device, recurse=False)  # memory, for it only
@@ -115,21 +115,22 @@ def train_steps(model, loader, optimizer, device):
     return torch.stack(losses)
 
 
-def train(name, divide, group, train_set, device, args):
-    """Build and train on the ranks of a group. Return losses, bytes, the model."""
+def train(name, divide, train_set, device, args):
+    """Build and train, alone if divide is None. Return losses, bytes, the model."""
     meter = Meter()
-    model, divided = build(divide, meter, device, args.seed)
+    model, divided = build(divide, meter, device)
     # Made after dividing, because fully_shard replaces the parameters.
     parts = [x.part for x in divided] if divide is ByHand else model.parameters()
     # Adam divides by the size of the gradients. Its eps of 1e-8 would hide a wrong one.
     optimizer = torch.optim.AdamW(parts, lr=args.lr, eps=1e-3)
-    ranks = dist.get_world_size(group)
+    ranks = dist.get_world_size() if divide else 1
     # Rank r takes pieces of text r, r + ranks, ... of one shuffled list.
-    sampler = DistributedSampler(train_set, ranks, dist.get_rank(group), seed=args.seed)
+    sampler = DistributedSampler(train_set, ranks, dist.get_rank())
     loader = DataLoader(train_set, args.batch_size // ranks, sampler=sampler)
     losses = train_steps(model, islice(loader, args.max_steps), optimizer, device)
-    dist.all_reduce(losses, group=group)  # each rank knows only its own
-    losses /= ranks
+    if divide:
+        dist.all_reduce(losses)  # each rank knows only its own
+        losses /= ranks
     if dist.get_rank() == 0:
         print(f"{name}: loss {losses[-1].item():.4f} after {len(losses)} steps")
     return losses, count_bytes(name, meter, optimizer, train_set, device), model
@@ -140,13 +141,11 @@ def main(device, args):
     make_repeatable()  # only because we compare runs
     device = device_for_sharding(device)
     warnings.filterwarnings("ignore", "Full backward hook")  # tokens have no gradient
-    train_set, _ = make_text()
-    by_hand = train("by hand", ByHand, None, train_set, device, args)
-    sharded = train("fully_shard", by_pytorch, None, train_set, device, args)
-    timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
-    alone = dist.new_group([0], timeout=timeout)
+    train_set = make_text()
+    by_hand = train("by hand", ByHand, train_set, device, args)
+    sharded = train("fully_shard", by_pytorch, train_set, device, args)
     if dist.get_rank() == 0:
-        whole = train("one process", None, alone, train_set, device, args)
+        whole = train("one process", None, train_set, device, args)
         return compare_all_three(by_hand, sharded, whole)
 
 
@@ -165,9 +164,8 @@ def compare_all_three(by_hand, sharded, whole):
     losses, (everything, *_), model = whole
     part = everything // ranks
     # A layer is the largest piece. positions is whole as long as Net computes.
-    limit = (
-        part + held(model.layers[0].parameters()) + held(model.positions.parameters())
-    )
+    pieces = [*model.layers[0].parameters(), *model.positions.parameters()]
+    limit = part + held(pieces)
     formula = [part, part, 2 * part, limit, 3 * (ranks - 1) * part]
     gap = max((run[0] - losses).abs().max().item() for run in (by_hand, sharded))
     most = max(run[1][3] for run in (by_hand, sharded))
@@ -239,14 +237,13 @@ def device_for_sharding(device):
 
 
 def make_text():
-    """Return training set and test set: sums, such as "7 plus 5 is 12. ", as tokens."""
+    """Return the training set: sums, such as "7 plus 5 is 12. ", as tokens."""
     generator = torch.Generator().manual_seed(0)
     pairs = torch.randint(10, (6000, 2), generator=generator).tolist()
     text = "".join(f"{a} plus {b} is {a + b}. " for a, b in pairs)
     tokens = torch.tensor(list(text.encode()))
     pieces = tokens.unfold(0, LENGTH + 1, LENGTH)  # int64 [N, 65]: they overlap by 1
-    parts = pieces[:1280], pieces[1280:1408]
-    return [TensorDataset(part[:, :-1], part[:, 1:]) for part in parts]
+    return TensorDataset(pieces[:1280, :-1], pieces[:1280, 1:])
 
 
 class Layer(nn.Module):
@@ -347,7 +344,6 @@ def parse_args():
         parser.error = lambda message: sys.exit(2)
     add("--batch-size", type=int, default=32, help="of all ranks together (32)")
     add("--lr", type=float, default=0.003, help="learning rate (0.003)")
-    add("--seed", type=int, default=0, help="for weights and order (0)")
     add("--max-steps", type=int, default=20, help="end after so many steps (20)")
     args = parser.parse_args()
     if "RANK" not in os.environ:

@@ -46,18 +46,18 @@ SCHEDULES = {"GPipe": gpipe, "1F1B": one_forward_one_backward}
 class Stage(nn.Module):
     """What one rank has of the model: some layers, and what comes before or after."""
 
-    def __init__(self, stage, stages, seed):
+    def __init__(self, stage, stages):
         super().__init__()
         self.first = stage == 0
         self.last = stage == stages - 1
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         if self.first:
             self.tokens = nn.Embedding(128, WIDTH)
             self.positions = nn.Embedding(LENGTH, WIDTH)
         self.layers = nn.ModuleList()
         for number in range(LAYERS * stage // stages, LAYERS * (stage + 1) // stages):
             # Each layer has its own seed, so it has the same first weights on any rank.
-            torch.manual_seed(seed + 1 + number)
+            torch.manual_seed(1 + number)
             self.layers.append(Layer())
         if self.last:
             self.logits = nn.Linear(WIDTH, 128)
@@ -109,7 +109,7 @@ def train_step(model, todo, text, targets, groups):
 
 def train(name, model, todo, train_set, groups, device, args):
     """Train a stage, or the whole model. Return losses and a step's records."""
-    order = RandomSampler(train_set, generator=torch.Generator().manual_seed(args.seed))
+    order = RandomSampler(train_set, generator=torch.Generator().manual_seed(0))
     loader = DataLoader(train_set, args.batch_size, sampler=order, drop_last=True)
     # Adam divides by the size of the gradients. Its eps of 1e-8 would hide a wrong one.
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, eps=1e-3)
@@ -132,17 +132,19 @@ def main(device, args):
     """Run on every rank: train with each schedule, then without stages."""
     if dist.get_backend() == "gloo":  # it sends only what is in the CPU's memory
         device = torch.device("cpu")
-    train_set, _ = make_text()
-    groups = make_groups()
+    train_set = make_text()
+    # A group for each direction: in one, NCCL sends in order, and they would get stuck.
+    timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
+    groups = dist.new_group(timeout=timeout), dist.new_group(timeout=timeout)
     rank = dist.get_rank()
     ranks = dist.get_world_size()
     runs = {}
-    for name in args.schedule:
-        model = Stage(rank, ranks, args.seed).to(device)
-        todo = SCHEDULES[name](rank, ranks, args.micro_batches)
+    for name, schedule in SCHEDULES.items():
+        model = Stage(rank, ranks).to(device)
+        todo = schedule(rank, ranks, args.micro_batches)
         losses, log, sent = train(name, model, todo, train_set, groups, device, args)
         runs[name] = losses, *report_step(name, log, sent, args)
-    whole = Stage(0, 1, args.seed).to(device)  # on each rank, so nothing is sent
+    whole = Stage(0, 1).to(device)  # on each rank, so nothing is sent
     todo = [("forward", 0), ("backward", 0)]  # the whole batch: the loop you know
     losses, *_ = train("one process", whole, todo, train_set, groups, device, args)
     if rank == 0:
@@ -196,12 +198,13 @@ def report_step(name, log, sent, args):
             print(f"stage {stage}  {' '.join(row)}")
         print(f"idle: {share} of slots; messages: {len(sent)}, {sum(sent):,} bytes")
         print(f"held at most: {held} micro-batches, {', '.join(kept)} MB")
-    most = [min(parts, ranks - stage) for stage in range(ranks)]
-    right = held == (most if name == "1F1B" else [parts] * ranks)
-    right = right and idle * (parts + ranks - 1) == (ranks - 1) * ranks * len(table[0])
+    most = [parts] * ranks
+    if name == "1F1B":
+        most = [min(parts, ranks - stage) for stage in range(ranks)]
+    # Idle: 2 slots for each other stage. Sent: activations down, gradients up again.
     size = 4 * args.batch_size // parts * LENGTH * WIDTH  # float32
-    right = right and sent == [size] * 2 * parts * (ranks - 1)
-    return share, str(held[0]), len(sent), right
+    formulas = [most, 2 * ranks * (ranks - 1), [size] * 2 * parts * (ranks - 1)]
+    return share, str(held[0]), len(sent), [held, idle, sent] == formulas
 
 
 def slots(logs):
@@ -238,14 +241,6 @@ def forward(model, x):
     return y, sum(sizes.values())
 
 
-def make_groups():
-    """Return a group for each direction. Every rank must call this."""
-    # NCCL sends what is in a group in its order. In one, the two would get stuck.
-    # A group has its own timeout. If none is given: gloo 30 minutes, NCCL 10.
-    timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
-    return dist.new_group(timeout=timeout), dist.new_group(timeout=timeout)
-
-
 def receive(source, group, text):
     """Return what a neighbor sends for a text: float32 [N, LENGTH, WIDTH]."""
     tensor = torch.empty(*text.shape, WIDTH, device=text.device)
@@ -254,14 +249,13 @@ def receive(source, group, text):
 
 
 def make_text():
-    """Return training set and test set: sums, such as "7 plus 5 is 12. ", as tokens."""
+    """Return the training set: sums, such as "7 plus 5 is 12. ", as tokens."""
     generator = torch.Generator().manual_seed(0)
     pairs = torch.randint(10, (6000, 2), generator=generator).tolist()
     text = "".join(f"{a} plus {b} is {a + b}. " for a, b in pairs)
     tokens = torch.tensor(list(text.encode()))
     pieces = tokens.unfold(0, LENGTH + 1, LENGTH)  # int64 [N, 65]: they overlap by 1
-    parts = pieces[:1280], pieces[1280:1408]
-    return [TensorDataset(part[:, :-1], part[:, 1:]) for part in parts]
+    return TensorDataset(pieces[:1280, :-1], pieces[:1280, 1:])
 
 
 class Layer(nn.Module):
@@ -338,9 +332,7 @@ def parse_args():
         parser.error = lambda message: sys.exit(2)
     add("--batch-size", type=int, default=32, help="of all stages (32)")
     add("--micro-batches", type=int, default=8, help="parts of a batch (8)")
-    add("--schedule", nargs="+", choices=SCHEDULES, default=SCHEDULES, help="(both)")
     add("--lr", type=float, default=0.003, help="learning rate (0.003)")
-    add("--seed", type=int, default=0, help="for weights and order (0)")
     add("--max-steps", type=int, default=40, help="end after so many steps (40)")
     args = parser.parse_args()
     if min(args.batch_size, args.micro_batches, args.max_steps) < 1:

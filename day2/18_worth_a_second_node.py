@@ -236,13 +236,12 @@ def report(rounds, unit):
     rounds: lists of Steps, on the first node, on all in weak scaling, and in strong.
     """
     rounds.sort(key=gains)  # by what was measured; the round in the middle counts
-    middle = rounds[len(rounds) // 2]
-    node, weak, strong = middle
+    node, weak, strong = rounds[len(rounds) // 2]
     hop = f"{weak.link.latency:.3f} ms + size / {weak.link.bandwidth * 8:.3g} Gbit/s"
     sizes = " and ".join(f"{size:.3g}" for size in weak.sizes)
     if weak.ranks > 1:
         print(f"{weak.ranks} ranks: one hop takes {hop}; buckets of {sizes} MB")
-    for step in middle:
+    for step in (node, weak, strong):
         computing = step.times[-1]
         sending = sum(all_reduce_ms(x, step.ranks, step.link) for x in step.sizes)
         predicted = step_ms(step)

@@ -132,10 +132,9 @@ def describe(seconds, numbers, ranks):
     # times. Source: NVIDIA's nccl-tests, doc/PERFORMANCE.md.
     algorithm = numbers * 4 / median / 1e6
     bus = algorithm * 2 * (ranks - 1) / ranks
-    times = (
-        f"{median * 1e3:7.3f} ms ({min(seconds) * 1e3:.2f}-{max(seconds) * 1e3:.2f})"
-    )
-    return f"{times}, {algorithm:7,.1f} MB/s (bus {bus:7,.1f})"
+    spread = f"{min(seconds) * 1e3:.2f}-{max(seconds) * 1e3:.2f}"
+    bandwidths = f"{algorithm:7,.1f} MB/s (bus {bus:7,.1f})"
+    return f"{median * 1e3:7.3f} ms ({spread}), {bandwidths}"
 
 
 def gather(value):

@@ -173,7 +173,7 @@ up() {
     die "Slurm is not installed: apt-get install slurm-wlm munge iproute2 (as root)"
   ((EUID == 0)) || die "Only root can make network namespaces: run this as root."
   "${namespaces[@]}" --mount-proc sh -c "$test" 2>/dev/null ||
-    die "This system does not let us make network namespaces. A virtual machine does."
+    die "This system does not let us make network namespaces. A container needs --privileged for them."
   [[ -z $(processes) ]] ||
     die "A cluster is already up in $state: stop it first with scripts/local_slurm.sh down"
   stop # what a crash has left

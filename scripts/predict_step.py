@@ -4,8 +4,8 @@ Usage: scripts/predict_step.py --parameters 25e6 --step-ms 180 --samples 64
                                [--nodes 1 2 4 8] [--gpus-per-node 4] [--link 200Gbit]
 
 The formulas are lesson 18's, with NCCL's ring or tree. You need the time of a step on one GPU. The
-prediction assumes float32 gradients, in buckets of about 25 MB as DDP has them, and a backward that
-takes two thirds of a step and fills one bucket after the other.
+prediction assumes messages of about 25 MB, as DDP has them, and a backward that takes two thirds of
+a step and fills one bucket after the other.
 """
 
 import argparse
@@ -21,7 +21,7 @@ FORWARD = 1 / 3  # of a step
 
 def make_step(ranks, samples, args):
     """Return lesson 18's Step on so many ranks, each with so many samples."""
-    megabytes = args.parameters * 4 / 1e6
+    megabytes = args.parameters * args.bytes / 2 / 1e6  # an all_reduce sends everything twice
     count = math.ceil(megabytes / BUCKET)
     ms = args.step_ms * samples / args.samples
     full_at = [ms * (FORWARD + (1 - FORWARD) * (i + 1) / count) for i in range(count)]
@@ -69,6 +69,7 @@ def main():
     )
     add = parser.add_argument
     add("--parameters", type=float, required=True, help="of the model, such as 25e6")
+    add("--bytes", type=float, default=8, help="sent for a parameter (8; in bf16: DDP 4, FSDP 6)")
     add("--step-ms", type=float, required=True, help="time of a step on one GPU")
     add("--samples", type=int, required=True, help="samples in this step")
     add("--nodes", type=int, nargs="+", default=[1, 2, 4, 8], help="numbers of nodes (1 2 4 8)")
@@ -80,11 +81,10 @@ def main():
     add("--peak-tflops", type=float, help="of a GPU, 1e12 flops/s: adds MFU, achieved / peak")
     add("--tokens-per-sample", type=float, help="tokens in a sample: adds tokens/s")
     args = parser.parse_args()
-    given = (args.parameters, args.step_ms, args.samples, args.gpus_per_node, args.latency_us)
     if (args.flops_per_sample is None) != (args.peak_tflops is None):
         parser.error("give both --flops-per-sample and --peak-tflops, or neither")
-    given += (args.flops_per_sample, args.peak_tflops, args.tokens_per_sample)
-    if min(*(x for x in given if x is not None), *args.nodes) <= 0:
+    given = [x for x in vars(args).values() if isinstance(x, int | float)]
+    if min(*given, *args.nodes) <= 0:
         parser.error("every number must be more than 0")
     speed = f"{args.link:g} Gbit/s and {args.latency_us:g} us between nodes"
     print(f"assumed: {speed}, {args.link_within:g} Gbit/s in a node (--link-within)")

@@ -2,10 +2,8 @@
 
 import os
 import platform
-import re
 import time
 from importlib.metadata import version
-from pathlib import Path
 
 
 def cores():
@@ -37,19 +35,3 @@ def described(*more):
 def recorded(command, *more):
     """Return one line on where and when a command was recorded; more is what to add."""
     return f"Recorded on {time.strftime('%Y-%m-%d')} with `{command}`: {described(*more)}.\n"
-
-
-def facts(command, began):
-    """Return what a command ran on, when and how, as {name: text}; began in seconds as time."""
-    begin = time.strftime("%Y-%m-%d %H:%M", time.localtime(began))
-    file = Path("/proc/cpuinfo")
-    model = re.search(r"^model name\s*: (.+)", file.read_text() if file.exists() else "", re.M)
-    every = {
-        "command": command,
-        "when": f"{begin} to {time.strftime('%H:%M %Z')}",
-        "machine": described(),
-        "processor": model[1] if model else platform.machine(),
-        "system": platform.platform(),
-        "Slurm nodes": os.environ.get("SLURM_JOB_NODELIST", ""),
-    }
-    return {name: text for name, text in every.items() if text}

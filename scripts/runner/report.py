@@ -1,25 +1,29 @@
-"""Write the report of a run: what the lessons showed, in one page that opens without a network.
+"""Write the report of a run: what this machine did, in one page that opens without a network.
 
-Called by run_course.py. Every number was printed by a lesson of this run, or is in an event
-file that the lesson wrote for TensorBoard. Nothing is drawn from a lesson that failed.
+Called by run_course.py. Every number is from a lesson of this run, or from the record of a
+comparable machine. Nothing is drawn from a lesson that failed.
 
-A result is a dict: id and idea of the lesson; command; output, showed, seconds, problem and skipped
-as run_lesson.run returns them; events, the paths of the event files that the lesson wrote.
+A result is a dict: id and idea of the lesson; what run_lesson.run returns; files, the paths of the
+event files and traces that the lesson wrote.
 """
 
 import io
+import json
 import re
+import time
 from pathlib import Path
 
 import jinja2
 import numpy as np
+from catalog import ROOT
 from loss_curves import losses, thinned
 from markupsafe import Markup, escape
 from matplotlib import style
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from runner.run_lesson import summary
-from system_info import facts
+from system_info import cores, described
+from view_traces import load_newest, merge
 
 # Neither too light nor too dark, so that they can be seen on a white page and on a dark one.
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#2f86c9", "#d1690e", "#2b9a66", "#9b6fc9", "#858f9b"
@@ -35,11 +39,6 @@ STYLE = {
 }
 
 
-def find(pattern, result):
-    """Return what the groups of a pattern match, for each such line that a lesson printed."""
-    return re.findall(pattern, result["output"], re.MULTILINE)
-
-
 def svg_of(drawing, name):
     """Return a figure as SVG for a page that has several, in the page's own colour for text."""
     file = io.StringIO()
@@ -50,117 +49,173 @@ def svg_of(drawing, name):
     return Markup(re.sub(r'( id="|xlink:href="#|url\(#)', rf"\1{name}-", svg))
 
 
-def plain_ticks(axis):
-    """Put plain numbers at 1, 2, 5, 10 and so on of a logarithmic axis."""
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_major_formatter("{x:,g}")
-    axis.set_minor_locator(NullLocator())
-
-
-# The color and the name of a curve of lesson 8, by the folder of its events.
+# Label, color and line width of a curve, by its lesson or by the folder of lesson 8's events. Those
+# that should be the same get narrower, so that all are seen.
 CURVES = {
-    "alone": (BLUE, "one process"),
-    "unscaled": (ORANGE, "DDP, unscaled rate"),
-    "linear": (GREEN, "DDP, linear rate"),
-    "sqrt": (GREEN, "DDP, sqrt rate"),
+    "2": ("lesson 2", GREY, 1.5),
+    "4": ("lesson 4", ORANGE, 7),
+    "6": ("lesson 6", GREEN, 4),
+    "10": ("lesson 10", BLUE, 1.5),
+    "alone": ("one process", BLUE, 1.5),
+    "unscaled": ("DDP, unscaled rate", ORANGE, 1.5),
+    "linear": ("DDP, linear rate", GREEN, 1.5),
 }
 
 
-def loss(axes, results):
-    """Draw the loss curves of lesson 8."""
-    for result in results:
-        for path in result["events"]:
-            color, label = CURVES[path.parent.name]
-            axes.plot(*thinned(losses(path), 20), color=color, label=label)
+def curves(axes, results):
+    """Draw loss curves over each other."""
+    paths = {x["id"] if x["id"] != "8" else y.parent.name: y for x in results for y in x["files"]}
+    for name, path in paths.items():
+        label, color, width = CURVES[name]
+        axes.plot(*thinned(losses(path), 40), color=color, label=label, linewidth=width)
     axes.set(xlabel="images seen", ylabel="training loss", yscale="log", xlim=0)
     axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    plain_ticks(axes.yaxis)
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:,g}")
+    axes.yaxis.set_minor_locator(NullLocator())
+    if "alone" in paths:
+        return "The farther above one process's a curve is, the more its larger batch has cost."
+    text = "In a step, lesson 2 takes one batch, and the other lessons one for each rank."
+    same = [dict(losses(paths[x])) for x in paths if x != "2"]
+    if len(same) > 1:
+        steps = sorted(same[0])[:10]
+        gap = max(abs(same[0][x] - other[x]) for other in same for x in steps)
+        text += f" Over their first {len(steps)} steps, their losses differ by at most {gap:.0e}."
+    return text
 
 
-def time_shares(axes, results):
-    """Draw where the time of each rank went, as lesson 5 and test-profile print it."""
-    row = r"^ *(\d+)" + r" +([\d.]+)%" * 5 + "$"
-    rows = [(x["id"].removeprefix("test-"), *shares) for x in results for shares in find(row, x)]
-    names = [f"{lesson}, rank {rank}" for lesson, rank, *_ in rows]
-    shares = np.array([shares for _, _, *shares in rows], dtype=float).reshape(-1, 5)
-    data, compute, communication, overlap, idle = shares.T
-    parts = {  # what overlaps is printed with both, but is in the bar once
-        "data": (data, PURPLE),
-        "computing": (compute - overlap, BLUE),
-        "both (overlap)": (overlap, GREEN),
-        "communicating": (communication - overlap, ORANGE),
-        "idle": (idle, GREY),
-    }
-    axes.figure.set_figheight(2 + 0.3 * len(rows))
-    left = np.zeros(len(rows))
-    for label, (share, color) in parts.items():
-        bars = axes.barh(names, share, left=left, color=color, label=label)
-        texts = [f"{x:.0f}" if x >= 7 else "" for x in share]
-        axes.bar_label(bars, texts, label_type="center", color="#111111")
-        left += share
-    axes.set(xlabel="% of the time")
-    axes.margins(x=0)
+# Color and place of what a rank does. Loading covers computing: it is made of operations, too.
+LANES = {"computing": (BLUE, 0), "data": (PURPLE, 0), "communicating": (ORANGE, 0.4)}
+
+
+def timeline(axes, results):
+    """Draw what each rank did in a step in the middle of a lesson's traces."""
+    folder = results[0]["files"][0].parent  # log or log_ddp, before runs
+    events = [x for x in merge(load_newest(folder)) if x["ph"] == "X"]
+    steps = [x for x in events if x["name"].startswith("ProfilerStep")]
+    ranks = sorted({x["pid"] for x in steps})
+    middle = steps[len(steps) // len(ranks) // 2]["name"]
+    step = [x for x in steps if x["name"] == middle]
+    begin, end = min(x["ts"] for x in step), max(x["ts"] + x["dur"] for x in step)
+    bins = 700 / (end - begin)  # a microsecond; shorter gaps are not seen
+    on_gpu = any(x["cat"] == "kernel" for x in events)
+    copies = [(x["pid"], x["ts"] + x["dur"]) for x in events if x["cat"] == "gpu_memcpy"]
+    flags = {(kind, rank): np.zeros(700, dtype=bool) for kind in LANES for rank in ranks}
+    for x in events:
+        name, category, rank, first = x["name"], x["cat"], x["pid"], x["ts"]
+        last = first + x["dur"]
+        if category == "user_annotation" and name.startswith("enumerate(DataLoader)"):
+            kind = "data"
+        elif category == "user_annotation" and name.startswith("gloo:"):
+            kind = "communicating"
+            first = min((t for r, t in copies if r == rank and first < t < last), default=first)
+        elif category == ("kernel" if on_gpu else "cpu_op") and "c10d:" not in name:
+            kind = "communicating" if "ccl" in name.lower() else "computing"  # NCCL, RCCL
+        else:
+            continue
+        part = slice(max(0, int((first - begin) * bins)), max(0, int((last - begin) * bins) + 1))
+        flags[kind, rank][part] = True
+    axes.figure.set_size_inches(9, 1.4 + 0.5 * len(ranks))
+    for (kind, rank), flag in flags.items():
+        if on_gpu and kind == "data":  # loading costs nothing while a GPU computes
+            flag &= ~flags["computing", rank]
+        color, place = LANES[kind]
+        edges = np.flatnonzero(np.diff(flag, prepend=False, append=False)) / bins / 1000
+        bars = [(left, right - left) for left, right in edges.reshape(-1, 2)]
+        label = kind if rank == ranks[0] else None
+        axes.broken_barh(bars, (rank + place, 0.38), color=color, label=label)
+    axes.set(xlabel="milliseconds", xlim=(0, (end - begin) / 1000))
+    axes.set_yticks([rank + 0.4 for rank in ranks], [f"rank {rank}" for rank in ranks])
     axes.invert_yaxis()
     axes.grid(visible=False)
+    text = "An early rank waits, which counts as communicating. Gaps: it has no core, or is idle."
+    return f"{text} To zoom in, and for all steps: `python scripts/view_traces.py {folder}`"
 
 
-def bandwidth(axes, results):
-    """Draw the bus bandwidth of all_reduce over the size, as lessons 1 and 9 print it."""
-    pattern = r"^(?:(.*), (\d+) ranks, )? *(\d+ [kM]B): .* \(bus +([\d.,]+)\)$"
-    series, sizes = {}, {}
-    for result in results:
-        for where, ranks, size, speed in find(pattern, result):
-            # Lesson 1 names its ranks once, above.
-            where = where or "all"
-            ranks = ranks or find(r"^ranks: (\d+)", result)[0]
-            count, unit = size.split()
-            sizes[size] = int(count) * {"kB": 1e3, "MB": 1e6}[unit]
-            points = series.setdefault(f"lesson {result['id']}: {where}, {ranks} ranks", [])
-            points.append((sizes[size], float(speed.replace(",", ""))))
-    for (label, points), color in zip(series.items(), (BLUE, GREEN, ORANGE)):
-        axes.plot(*zip(*points), "o-", color=color, label=label)
-    axes.set_xscale("log")
-    axes.set_yscale("log", nonpositive="mask")  # a single rank has a bus bandwidth of 0
-    axes.set(xlabel="size of the message", ylabel="bus bandwidth, MB/s")
-    axes.set_xticks(list(sizes.values()), list(sizes))
-    axes.xaxis.set_minor_locator(NullLocator())
-    plain_ticks(axes.yaxis)
-
-
-# The captions.
-RATE = "The farther a curve is above one process's, the more its larger global batch has cost."
-SHARES = """Lesson 5 sends its gradients after computing, but test-profile (profile) while
-computing. A message costs no extra time only if its rank computes at the same time."""
-COST = """Every message has a fixed cost. A small message costs little else, so only a large one
-comes near what the connection can carry."""
-
-# What is drawn: the function, the lessons that it is made from, the title and the caption.
+# What is drawn: the function, the lessons that it is made from, and the title.
 FIGURES = [
-    (loss, ("8",), "Loss and learning rate", RATE),
-    (time_shares, ("5", "test-profile"), "Where the time goes", SHARES),
-    (bandwidth, ("1", "9"), "Bandwidth of all_reduce", COST),
+    (curves, ("2", "4", "6", "10"), "Lessons 2, 4, 6 and 10"),
+    (curves, ("8",), "Loss and learning rate"),
+    (timeline, ("5",), "One step of lesson 5"),
+    (timeline, ("test-profile",), "One step of test-profile"),
 ]
 
 
-def draw(results):
-    """Return the figures that the lessons which ended well have numbers for, a list of dicts."""
-    well = {x["id"]: x for x in results if not x["problem"] and not x["skipped"]}
+def draw(well):
+    """Return the figures that the lessons which ended well wrote something for, a list of dicts."""
     figures = []
     with style.context(["default", STYLE]):
-        for function, lessons, title, caption in FIGURES:
-            sources = [well[lesson] for lesson in lessons if lesson in well]
-            drawing = Figure()
-            axes = drawing.subplots()
+        for function, lessons, title in FIGURES:
+            sources = [well[x] for x in lessons if x in well and well[x]["files"]]
             if sources:
-                function(axes, sources)
-            if axes.get_legend_handles_labels()[0]:
-                drawing.legend(loc="outside upper left", fontsize=9)
-            if axes.has_data():
-                name = function.__name__
+                drawing = Figure()
+                caption = function(drawing.subplots(), sources)
+                drawing.legend(loc="outside upper left", fontsize=9, ncols=3)
+                name = f"{function.__name__}-{lessons[0]}"
                 svg = svg_of(drawing, name)
                 figures.append({"name": name, "title": title, "caption": caption, "svg": svg})
     return figures
+
+
+def schedules(well):
+    """Return the schedules that lesson 17 printed, [(name, what it cost, the slots as HTML)]."""
+    output = well["17"]["output"] if "17" in well else ""
+    found = re.findall(r"^(\w+), .*\n((?:stage [ \w.]+\n)+)(idle: .*)", output, re.M)
+    slot = r"([FB])\d+ ?", r'<b class="\1">\g<0></b>'
+    return [(name, cost, Markup(re.sub(*slot, rows))) for name, rows, cost in found]
+
+
+# Numbers that depend on the machine, by their unit: the last one that a lesson printed.
+SPEEDS = {
+    "images/s": r"^epoch .* ([\d,]+) images/s$",
+    "MB/s of 64 MB": r"64 MB: .*\(bus +([\d.,]+)\)$",
+    "% hidden": r"^=> communication hidden by computing: (\d+)%",
+}
+
+
+def cores_of(line):
+    return int(re.search(r"(\d+) CPU cores", line)[1])
+
+
+def comparable(own):
+    """Return the record of the machine that is most like this line on a machine, or {}."""
+    texts = [file.read_text() for file in sorted((ROOT / "tests" / "records").glob("*.json"))]
+    records = {next(iter(x.values()))["on"]: x for x in map(json.loads, texts)}
+    alike = [on for on in records if ("no GPU" in on) == ("no GPU" in own)]
+    nearest = min(alike, key=lambda on: abs(cores_of(on) - cores_of(own)), default=None)
+    return records.get(nearest, {})
+
+
+def compared(result, record, own):
+    """Return a result with recorded, speeds, [(unit, here, recorded)], and why it was slower."""
+    note = record.get(result["id"], {"seconds": "", "output": [], "showed": result["showed"]})
+    texts = result["output"], "\n".join(note["output"])
+    speeds = [("s", f"{result['seconds']:.1f}", note["seconds"])]
+    for unit, pattern in SPEEDS.items():
+        here, there = ((re.findall(pattern, text, re.M) or [""])[-1] for text in texts)
+        speeds += [(unit, here, there)] if here else []
+    slower = why_slower(result, note, own) if note["output"] else ""
+    return {**result, "recorded": note["showed"], "speeds": speeds, "slower": slower}
+
+
+def why_slower(result, note, own):
+    """Return why a lesson probably took longer than recorded; "" if it did not, by much."""
+    seconds = result["seconds"]
+    if result["problem"] or result["skipped"] or seconds < 1.25 * note["seconds"] + 1:
+        return ""
+    reasons = []
+    if cores() < cores_of(note["on"]):
+        reasons.append(f"it had {cores()} instead of {cores_of(note['on'])} CPU cores")
+    if result["others"] > 0.25 * seconds:
+        reasons.append(f"other programs used {result['others'] / seconds:.1f} cores meanwhile")
+    for here, there in zip(own.split(", ")[2:], note["on"].split(", ")[2:]):  # GPUs, Python, torch
+        if here != there and "Python" not in here:
+            reasons.append(f"{here} instead of {there}")
+    reasons = reasons or ["slower cores, or a disk that it waited for"]
+    used = f"its own processes used {result['cpu'] / seconds:.1f} of {cores()} cores"
+    times = f"{seconds / note['seconds']:.1f} times as long as recorded"
+    return f"{times}. The likely reason: {'; '.join([*reasons, used])}."
 
 
 def code(text):
@@ -168,19 +223,24 @@ def code(text):
     return Markup(re.sub("`(.+?)`", r"<code>\1</code>", str(escape(text))))
 
 
-def write(path, results, command, began):
+def write(path, results, command):
     """Write the page. Raise OSError if that is not possible.
 
-    results: as above; command: what the user typed; began: when, in seconds as time.time().
+    results: as above; command: what the user typed.
     """
+    own = described()
+    record = comparable(own)
+    well = {x["id"]: x for x in results if not x["problem"] and not x["skipped"]}
     template = Path(__file__).with_name("report.html.j2").read_text()
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["code"] = code
     page = environment.from_string(template).render(
-        results=results,
+        results=[compared(x, record, own) for x in results],
         summary=summary(results),
-        figures=draw(results),
-        facts=facts(command, began),
+        figures=draw(well),
+        schedules=schedules(well),
+        recorded=sorted({f"{x['on']} ({x['recorded']})" for x in record.values()}),
+        here=f"{own} ({time.strftime('%Y-%m-%d %H:%M')}, `{command}`)",
     )
     path.parent.mkdir(exist_ok=True)
     path.write_text(page, encoding="utf-8")

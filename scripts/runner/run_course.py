@@ -12,7 +12,6 @@ import argparse
 import os
 import shlex
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the packages beside this one
@@ -22,7 +21,8 @@ from processes import exit_with
 from runner.run_lesson import lesson_command, run, summary
 
 REPORT = Path("runs", "report.html")  # where the lessons put their curves
-EVENTS = "events.out.tfevents.*"  # their TensorBoard files
+# Their TensorBoard files, and the traces of lesson 5 and test-profile.
+FILES = ["runs/**/events.out.tfevents.*", "log*/*.pt.trace.json"]
 # If the repository is read-only, these lessons write and read in the current folder.
 DATA_HERE = {
     "create_mnist_h5": ["--file", "data/mnist.h5"],
@@ -44,6 +44,10 @@ def choose(lessons, wanted):
     return [x for x in lessons if not wanted or names_of[x["id"]] & set(wanted)]
 
 
+def files():
+    return {path for pattern in FILES for path in Path().glob(pattern)}
+
+
 def run_all(lessons):
     """Run these lessons, one after the other; return what the report needs of each."""
     results = []
@@ -51,9 +55,9 @@ def run_all(lessons):
         program, arguments = lesson_command(lesson)
         command = shlex.join([program, *arguments])
         print(f"\n[{number}/{len(lessons)}] {lesson['idea']}\n   $ {command}", flush=True)
-        before = set(REPORT.parent.rglob(EVENTS))
-        result = {"id": lesson["id"], "idea": lesson["idea"], "command": command, **run(lesson)}
-        results.append({**result, "events": sorted({*REPORT.parent.rglob(EVENTS)} - before)})
+        before = files()
+        result = {"id": lesson["id"], "idea": lesson["idea"], **run(lesson)}
+        results.append({**result, "files": sorted(files() - before)})
     return results
 
 
@@ -88,13 +92,12 @@ def main():
         for x in lessons:
             x["arguments"] += DATA_HERE.get(x["id"], [])
     print("Each lesson first imports torch, which takes several silent seconds the first time.")
-    began = time.time()
     results = run_all(lessons)
     print_table(results)
     from runner.report import write  # here, because what it imports takes seconds to load
 
     try:
-        write(REPORT, results, shlex.join(["scripts/run_course.sh", *sys.argv[1:]]), began)
+        write(REPORT, results, shlex.join(["scripts/run_course.sh", *sys.argv[1:]]))
     except OSError as error:
         sys.exit(f"The report could not be written: {error}")
     print(f"report: {REPORT}")

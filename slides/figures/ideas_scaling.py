@@ -243,47 +243,49 @@ def gather_scatter():
 
 def parallelism():
     """Which parallelism: what to ask of a training step, and what the answer leads to."""
-    axes = sheet(6.55)
+    axes = sheet(6.7)
     words = "First: bf16, small micro-batches, activation checkpointing"
-    box(axes, 0.1, 5.9, 7.6, 0.55, words, PALE, size=SMALL)
+    box(axes, 0.1, 6.15, 7.6, 0.5, words, PALE, size=SMALL)
     questions = [
-        (4.35, "Does a step fit into one\nGPU? Adam: 16 bytes a\nparameter, and activations"),
-        (2.35, "Do parts fit, and a\nwhole layer, and all\nactivations of a sample?"),
-        (0.6, "What is too large,\nor too slow?"),
+        (4.75, "Does a step fit into one\nGPU? Adam: 16 bytes a\nparameter, and activations"),
+        (2.85, "Do parts fit, and a\nwhole layer, and all\nactivations of a text?"),
+        (1.2, "What is too large,\nor too slow?"),
     ]
     answers = [
-        (5.0, "fast enough: one GPU", PALE),
-        (4.32, "too slow: DDP (lesson 6)", DONE),
-        (3.56, "and slow link: lesson 14", DONE),
-        (2.9, "8 + 8 / N fit: ZeRO-1", DONE),
-        (2.27, "16 / N fit: FSDP (lesson 15)", DONE),
-        (1.64, "layer: tensor (lesson 16)", YELLOW),
-        (1.02, "link: pipeline (lesson 17)", YELLOW),
-        (0.4, "text: ring (exercise 15.4)", YELLOW),
+        (5.55, "fast enough: one GPU", PALE),
+        (4.97, "too slow: DDP (lesson 6)", DONE),
+        (4.39, "and slow link: lesson 14", DONE),
+        (3.7, "8 + 8 / ranks fit: ZeRO-1", DONE),
+        (3.12, "16 / ranks: FSDP (lesson 15)", DONE),
+        (2.54, "and slow link: hybrid, HSDP", DONE),
+        (1.85, "layer: tensor (lesson 16)", YELLOW),
+        (1.27, "link: pipeline (lesson 17)", YELLOW),
+        (0.69, "text: ring (exercise 15.4)", YELLOW),
     ]
     for y, words in questions:
         box(axes, 0.1, y, 3.2, 1.2 if words.count("\n") > 1 else 0.95, words, COMPUTE, size=SMALL)
     for y, words, color in answers:
-        box(axes, 4.2, y, 3.5, 0.56, words, color)
+        box(axes, 4.2, y, 3.5, 0.5, words, color)
     for start, end, word in (
-        (4.95, 5.28, "yes"),
-        (4.95, 4.6, ""),
-        (2.95, 3.18, "yes"),
-        (2.95, 2.55, ""),
-        (1.07, 1.92, ""),
-        (1.07, 1.3, ""),
-        (1.07, 0.68, ""),
+        (5.45, 5.8, "yes"),
+        (5.45, 5.22, ""),
+        (3.5, 3.95, "yes"),
+        (3.5, 3.37, ""),
+        (1.67, 2.1, ""),
+        (1.67, 1.52, ""),
+        (1.67, 0.94, ""),
     ):
         arrow(axes, (3.35, start), (4.15, end), lw=2)
         if word:
-            say(axes, 3.7, max(start, end) + 0.17, word, SMALL, GREY)
-    arrow(axes, (1.7, 5.88), (1.7, 5.57))
-    arrow(axes, (5.95, 4.3), (5.95, 4.14), lw=2, mutation_scale=14)
-    for begin, end in ((4.33, 3.57), (2.33, 1.57)):
+            say(axes, 3.7, max(start, end) + 0.1, word, SMALL, GREY)
+    arrow(axes, (1.7, 6.13), (1.7, 5.97))
+    for y in (4.97, 3.12):  # from a way to the one that sends less
+        arrow(axes, (5.95, y), (5.95, y - 0.08), lw=2, mutation_scale=14)
+    for begin, end in ((4.73, 4.07), (2.83, 2.17)):
         arrow(axes, (1.7, begin), (1.7, end))
         say(axes, 2.0, (begin + end) / 2, "no", SMALL, GREY)
-    words = "Large jobs combine them: tensor inside a node, pipeline between."
-    say(axes, 3.9, 0.18, words, SMALL, GREY)
+    words = "A model of experts: they go on different ranks (exercise 15.5)"
+    box(axes, 0.1, 0.1, 7.6, 0.45, words, YELLOW, size=SMALL)
     return axes
 
 

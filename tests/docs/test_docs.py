@@ -55,10 +55,10 @@ def test_blocks_and_figures_are_up_to_date(script):
         pytest.skip(said)
 
 
-@pytest.mark.parametrize("page", ["day2/CHOOSE.md", LESSONS["16"]["file"], LESSONS["17"]["file"]])
+@pytest.mark.parametrize("page", ["CHOOSE.md", "16_*.md", "17_*.md", "18_*.md"])
 def test_what_a_page_works_out_is_right(page):
-    text = (ROOT / page).with_suffix(".md").read_text()
-    worked_out = re.findall(r"^([\d(][\d /*+().e-]+)  # ([\d.]+)", text, re.M)
+    (path,) = (ROOT / "day2").glob(page)
+    worked_out = re.findall(r"^([\d(][\d /*+().e-]+)  # ([\d.]+)", path.read_text(), re.M)
     assert len(worked_out) > 2
     for formula, result in worked_out:
         found = eval(formula)  # noqa: S307, of digits and signs only

@@ -39,8 +39,8 @@ def test_rank_0_alone_calls_a_sharded_model(tmp_path):
     """To test it, say: every call gathers parameters from all ranks."""
     if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
         pytest.skip("this torch cannot shard on CPUs")
-    line = "    alone = dist.new_group([0], timeout=timeout)\n"
-    call = "    if dist.get_rank() == 0:\n        sharded[-1](train_set[:4][0])\n"
+    line = '        whole = train("one process"'
+    call = "        sharded[-1](train_set[:4][0])\n"
     file = write_mutant(tmp_path, "15", (line, call + line))
     job = local("2", file, "--max-steps", 2, cwd=tmp_path, env=IMPATIENT)
     job.until("fully_shard: loss")

@@ -99,7 +99,7 @@ def prepared():
     sys.modules[code.__name__] = code  # torch 2.8 looks for it there when it compiles
     exec(re.search(r"^```python\n(from .*?)^```", PAGE, re.M | re.S)[1], page)
     kept_by = load(next(ROOT.glob("day2/exercises/15.2_*.py"))).kept
-    train_set, _ = code.make_text()
+    train_set = code.make_text()
     losses, kept = [], []
     for options in (None, {}, {"kept": []}):
 
@@ -109,7 +109,7 @@ def prepared():
             if sharded:
                 code.by_pytorch(piece)
 
-        model, _ = code.build(divide, code.Meter(), "cpu", 0)
+        model, _ = code.build(divide, code.Meter(), "cpu")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         batches = [train_set[i + dist.get_rank() : i + 16 : 2] for i in (0, 16)]
         losses.append(code.train_steps(model, batches, optimizer, "cpu").tolist())
@@ -151,7 +151,7 @@ def divided():
     code.Net.forward = forward
     ranks = torch.arange(dist.get_world_size()).view(1, -1)
     mesh = code.make_mesh(ranks, ("data", "tensor"), "cpu", code.TIMEOUT)
-    train_set, _ = code.make_text()
+    train_set = code.make_text()
     losses = [], []
     for way, found in zip(("", divide), losses):
         torch.manual_seed(0)

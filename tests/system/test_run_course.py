@@ -1,14 +1,15 @@
 """run_course.sh and its report."""
 
 import functools
+import json
 import re
 import sys
-import time
 
 import pytest
+from docs.records import read_records
 from markupsafe import escape
-from runner import run_course
-from runner.report import write
+from matplotlib.figure import Figure
+from runner import report, run_course
 from support.run import LESSONS, ROOT, is_alive, output_of, proof_of, recorded_output, run
 from torch.utils.tensorboard import SummaryWriter
 
@@ -68,7 +69,10 @@ def test_a_lesson_is_run_and_its_proof_is_in_the_table_and_in_the_report(tmp_pat
     output = output_of(run([*RUN_COURSE, "0"], 280, tmp_path, None))
     proof = "=> every rank holds 6; the sum 0+1+2+3 is 6: ok"
     assert table_of(output) == {"0": (proof, "ok")}
-    assert str(escape(proof)) in (tmp_path / "runs" / "report.html").read_text()
+    page = (tmp_path / "runs" / "report.html").read_text()
+    assert str(escape(proof)) in page
+    assert "<figure" not in page
+    assert "<h2>What this machine did" not in page
 
 
 def test_every_way_to_end_has_its_verdict_and_nothing_is_left(run_stand_ins, tmp_path):
@@ -105,51 +109,128 @@ def test_what_is_not_known_is_refused_before_anything_runs(run_stand_ins, capsys
 # The report
 
 
-def recorded(lesson_id, **changes):
+def result_of(lesson_id, **changes):
     """Return what run_course.py knows of a lesson that printed its recorded output."""
     output = recorded_output(lesson_id) + "\n"
-    result = {"id": lesson_id, "idea": LESSONS[lesson_id]["idea"], "command": "python it"}
-    result |= {"output": output, "showed": proof_of(output), "seconds": 1.25}
-    return result | {"problem": "", "skipped": "", "events": [], **changes}
+    result = {"id": lesson_id, "idea": LESSONS[lesson_id]["idea"], "output": output}
+    result |= {"showed": proof_of(output), "seconds": 1.25, "cpu": 1.5, "others": 0.0}
+    return result | {"problem": "", "skipped": "", "files": [], **changes}
 
 
 def page_of(results, folder):
     """Return the report of some results, and {name of a figure: its texts}."""
-    write(folder / "runs" / "report.html", results, "scripts/run_course.sh", time.time())
+    report.write(folder / "runs" / "report.html", results, "scripts/run_course.sh")
     page = (folder / "runs" / "report.html").read_text()
-    figures = re.findall(r'<figure class="card" id="(.*?)">(.*?)</figure>', page, re.S)
-    return page, {name: re.findall(r"<text[^>]*>([^<]*)</text>", x) for name, x in figures}
+    figures = re.findall(r'<figure class="card \w+" id="(.*?)">(.*?)</figure>', page, re.S)
+    return page, {name: re.findall(r">([^<\n]+)<", x) for name, x in figures}
 
 
-def test_the_report_has_all_that_was_printed_and_draws_it(tmp_path):
-    results = {lesson_id: recorded(lesson_id) for lesson_id in LESSONS}
-    for name, steepness in (("alone", 1), ("linear", 2), ("unscaled", 4)):  # lesson 8's curves
-        with SummaryWriter(tmp_path / name) as writer:
-            for step in range(1, 41):
-                writer.add_scalar("loss/train", 2.3 / (1 + step / steepness), 100 * step)
-    results["8"]["events"] = sorted(tmp_path.rglob("events.out.tfevents.*"))
+def events_of(folder, *losses):
+    """Write losses as a lesson does, one each 100 images; return the paths of the files."""
+    with SummaryWriter(folder) as writer:
+        for step, loss in enumerate(losses, 1):
+            writer.add_scalar("loss/train", loss, 100 * step)
+    return sorted(folder.glob("events.out.tfevents.*"))
+
+
+def trace_of(folder, rank, *events):
+    """Write a trace of one step of 10 ms with these events: (category, name, begin, end) in ms."""
+    events = [("user_annotation", "ProfilerStep#5", 0, 10), *events]
+    keys = ("cat", "name", "ts", "dur")
+    folder.mkdir(exist_ok=True)
+    path = folder / f"rank{rank}.1.pt.trace.json"
+    values = [(kind, name, 1000 * begin, 1000 * (end - begin)) for kind, name, begin, end in events]
+    events = [{"ph": "X", "pid": 9, "tid": 9, **dict(zip(keys, x))} for x in values]
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+def test_the_report_draws_what_the_run_left_and_needs_no_network(tmp_path):
+    results = {lesson_id: result_of(lesson_id) for lesson_id in LESSONS}
+    for name, losses in {"2": (2, 1), "4": (2, 1.5), "6": (2, 1.5 + 2**-10)}.items():
+        results[name]["files"] = events_of(tmp_path / name, *losses)
+    for name in ("alone", "unscaled", "linear"):
+        results["8"]["files"] += events_of(tmp_path / name, 2, 1)
+    results["5"]["files"] = [trace_of(tmp_path / "log_ddp", rank) for rank in (0, 1)]
     page, figures = page_of(results.values(), tmp_path)
     for result in results.values():
         assert f"<code>{escape(result['showed'])}</code>" in page
-        assert str(escape(result["output"])) in page
     assert f"{len(LESSONS)} of {len(LESSONS)} lessons ok" in page
-    assert [*figures] == ["loss", "time_shares", "bandwidth"]
-    assert {"one process", "DDP, linear rate"} <= set(figures["loss"])
-    assert {"4 kB", "lesson 1: all, 4 ranks"} <= set(figures["bandwidth"])
-    # It needs no network.
+    names = ["curves-2", "curves-8", "timeline-5", "schedule-GPipe", "schedule-1F1B"]
+    assert [*figures] == names
+    assert {"lesson 2", "lesson 4", "lesson 6"} < {*figures["curves-2"]}
+    assert "their losses differ by at most 1e-03" in figures["curves-2"][-1]
+    assert {"one process", "DDP, linear rate"} < {*figures["curves-8"]}
+    assert {"rank 0", "rank 1"} < {*figures["timeline-5"]}
+    assert [x.strip() for x in figures["schedule-1F1B"]].count("B7") == 4
     assert re.findall(r"(?:src|href|action|data|srcset)=\"(?!#)", page) == []
     assert re.findall(r"url\((?!#)|@import|<script|<link", page) == []
 
 
+CPU = [
+    ("user_annotation", "enumerate(DataLoader)#x", 0, 2),
+    ("cpu_op", "aten::stack", 0, 2),
+    ("cpu_op", "aten::conv2d", 2, 4),
+    ("cpu_op", "aten::relu", 4.001, 5),
+    ("cpu_op", "c10d::allreduce_", 5, 6),
+    ("user_annotation", "gloo:all_reduce", 6, 9),
+]
+GPU = [
+    ("user_annotation", "enumerate(DataLoader)#x", 0, 2),
+    ("cpu_op", "aten::conv2d", 0, 9),
+    ("kernel", "sgemm", 1, 5),
+    ("gpu_memcpy", "Memcpy DtoH", 5, 6),
+    ("user_annotation", "gloo:all_reduce", 2, 8),
+    ("kernel", "ncclDevKernel_AllReduce", 8, 9),
+]
+
+
+@pytest.mark.parametrize(
+    ("events", "bars"),
+    [
+        (CPU, {"data": [0, 2], "computing": [0, 5], "communicating": [6, 9]}),
+        (GPU, {"data": [0, 1], "computing": [1, 5], "communicating": [6, 9]}),
+    ],
+)
+def test_the_time_line_shows_when_a_rank_did_what(events, bars, tmp_path):
+    axes = Figure().subplots()
+    path = trace_of(tmp_path / "log", 0, *events)
+    report.timeline(axes, [result_of("test-profile", files=[path])])
+    assert len(axes.collections) == len(bars)
+    for collection in axes.collections:
+        (bar,) = collection.get_paths()  # a short gap does not split it
+        corners = bar.vertices[:, 0]
+        expected = bars[collection.get_label()]
+        assert [min(corners), max(corners)] == pytest.approx(expected, abs=0.03)
+
+
+def test_what_was_slower_has_its_likely_reason(monkeypatch):
+    monkeypatch.setattr(report, "cores", lambda: 2)
+    note = {"seconds": 10.0, "on": "Linux, 4 CPU cores, no GPU, Python 3.11.7, torch 2.15.0"}
+    slow = result_of("6", seconds=30.0, cpu=15.0, others=15.0)
+    why = report.why_slower(slow, note, "Linux, 2 CPU cores, no GPU, Python 3.11.7, torch 2.6.0")
+    assert why == (
+        "3.0 times as long as recorded. The likely reason: it had 2 instead of 4 CPU cores; other "
+        "programs used 0.5 cores meanwhile; torch 2.6.0 instead of torch 2.15.0; its own "
+        "processes used 0.5 of 2 cores."
+    )
+    monkeypatch.setattr(report, "cores", lambda: 4)
+    assert "reason: slower cores" in report.why_slower({**slow, "others": 0.0}, note, note["on"])
+    assert report.why_slower({**slow, "seconds": 12.0}, note, note["on"]) == ""
+    for record in read_records().values():  # a GPU is compared with a GPU
+        assert report.comparable(record["0"]["on"]) == record
+
+
 def test_only_what_ran_well_is_drawn(tmp_path):
+    files = [trace_of(tmp_path / "log_ddp", 0)]
     results = [
-        recorded("1"),
-        recorded("5", problem="exit status 1", output="<script>alert(1)</script>\n"),
-        recorded("test-profile", skipped="This machine has one core."),
+        result_of("17"),
+        result_of("5", files=files, problem="exit status 1", showed="<script>alert(1)</script>"),
+        result_of("test-profile", skipped="This machine has one core."),
     ]
     page, figures = page_of(results, tmp_path)
-    assert [*figures] == ["bandwidth"]
+    assert [*figures] == ["schedule-GPipe", "schedule-1F1B"]
     assert "1 of 2 lessons ok, 1 skipped" in page
-    assert "<details open><summary>lesson 5: exit status 1</summary>" in page
+    assert "exit status 1</span>" in page
     assert "&lt;script&gt;" in page
     assert "<script" not in page
