@@ -24,7 +24,7 @@ def test_each_lesson_of_the_notebook_proves_its_claim(tmp_path, monkeypatch):
         "".join(part.get("text", "") for part in x.get("outputs", ())) for x in notebook.cells
     ]
     ran = [output for output in outputs if "\n=> " in f"\n{output}"]
-    assert len(ran) == 7, outputs
+    assert len(ran) == 6, outputs
     assert all(map(proves, ran)), outputs
     page = notebook.cells[-2].outputs[-1]["data"]["text/html"]
     assert "srcdoc" in page
