@@ -1,10 +1,8 @@
 """Ranks, launchers and nodes that die, stop, fail or run out of memory."""
 
 import os
-import resource
 import signal
 import time
-from pathlib import Path
 
 import pytest
 from faults import IMPATIENT, lesson, local, nine_images, on_slurm
@@ -25,15 +23,6 @@ KILLED = r"^The first to fail: rank {} on .* ended with signal KILL\.$"
     [
         ("rank 1, Day 1", "", "1 2", "1 MB:", 1, r"process 1 terminated with signal SIGKILL$"),
         ("rank 0, `--local`", "2", "9", "1 MB:", 0, KILLED.format(0)),
-        full("a stage of lesson 17, `--local`", "2", "17", "GPipe, ", 1, KILLED.format(1)),
-        full(
-            "a rank that shares layers, lesson 16",
-            "2x2",
-            "16 --batch-size 4 --max-steps 300",
-            "ranks: 4",
-            3,
-            KILLED.format(3),
-        ),
         full(
             "rank 1, torchrun",
             "1x2",
@@ -144,21 +133,6 @@ def test_no_rank_waits_for_a_data_worker_for_ever(name, what, line, told, says, 
         time.sleep(4)
         job.hit(number)
     job.check(f"a data worker of lesson {name} {what} (`DIST_TIMEOUT=6`)", says, STUCK)
-
-
-@FULL
-def test_a_rank_runs_out_of_memory(tmp_path):
-    job = local("2", "9", "--rounds", 500, cwd=tmp_path)  # so that the small ones take a while
-    job.until("rank 1 of 2")
-    rank = job.rank(1)
-    # No more than it has now, and a little.
-    size = int(Path(f"/proc/{rank}/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.prlimit(rank, resource.RLIMIT_AS, (size + 2**24, size + 2**24))
-    says = r"^The first to fail: rank 1 on simulated node 1 ended with exit status 1\.$"
-    do = "Look above for what this rank says itself. Then fewer processes, or a smaller "
-    do += "`--batch-size`."
-    output = job.check("rank 1 gets no more memory, `--local`", says, do)
-    assert "can't allocate memory: you tried to allocate 64000000 bytes" in output
 
 
 @FULL

@@ -12,10 +12,8 @@ HELP = "`--help` after the file shows what it takes."
 @pytest.mark.parametrize(
     ("fault", "arguments"),
     [
-        ("processes that are not a number", ("two",)),
         ("0 processes", (0,)),
         ("a negative batch size", ("--batch-size", -3)),
-        ("a learning rate that is no number", ("--lr", "fast")),
         ("an unknown option", ("--no-such-option",)),
     ],
 )

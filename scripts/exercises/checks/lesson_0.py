@@ -1,5 +1,3 @@
-"""What the check of each exercise of lesson 0 does."""
-
 import contextlib
 import io
 import time

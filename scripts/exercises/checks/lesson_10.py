@@ -1,5 +1,3 @@
-"""What the check of each exercise of lesson 10 does."""
-
 import os
 from datetime import timedelta
 from functools import partial

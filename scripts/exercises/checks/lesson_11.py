@@ -1,5 +1,3 @@
-"""What the check of each exercise of lesson 11 does."""
-
 import os
 import pickle
 from itertools import combinations, pairwise

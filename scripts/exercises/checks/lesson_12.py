@@ -1,5 +1,3 @@
-"""What the check of each exercise of lesson 12 does."""
-
 import io
 
 import torch

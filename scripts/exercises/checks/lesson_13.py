@@ -1,5 +1,3 @@
-"""What the check of each exercise of lesson 13 does."""
-
 import copy
 import tempfile
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""What the check of each exercise of lesson 14 does."""
-
 import torch
 import torch.distributed as dist
 from exercises.common import flat, noted, train_alone

@@ -1,5 +1,3 @@
-"""What the check of each exercise of lesson 15 does."""
-
 import math
 import weakref
 

@@ -1,5 +1,3 @@
-"""What the check of each exercise of lesson 17 does."""
-
 from itertools import accumulate
 
 import torch

@@ -1,6 +1,3 @@
-"""What the check of each exercise of lesson 18 does."""
-
-
 def check_18_1(exercise, rank, world_size, report):
     """How long a message of 100 million gradients takes, and a step."""
     nodes = (1, 2, 4)

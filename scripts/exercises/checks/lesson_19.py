@@ -1,5 +1,3 @@
-"""What the check of each exercise of lesson 19 does."""
-
 import torch
 from exercises.common import shared_folder
 

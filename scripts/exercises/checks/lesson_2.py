@@ -1,5 +1,3 @@
-"""What the check of each exercise of lesson 2 does."""
-
 import copy
 
 import torch

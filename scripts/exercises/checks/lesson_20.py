@@ -1,5 +1,3 @@
-"""What the check of each exercise of lesson 20 does."""
-
 import torch
 from accelerate import Accelerator
 from torch.utils.data import TensorDataset

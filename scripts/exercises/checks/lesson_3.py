@@ -1,5 +1,3 @@
-"""What the check of each exercise of lesson 3 does."""
-
 import time
 
 import torch.distributed as dist

@@ -1,5 +1,3 @@
-"""What the check of each exercise of lesson 4 does."""
-
 import torch
 import torch.distributed as dist
 from exercises.common import attempt, flat, gap, noted, short, train_alone

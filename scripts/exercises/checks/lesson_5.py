@@ -1,5 +1,3 @@
-"""What the check of each exercise of lesson 5 does."""
-
 import json
 
 import torch.distributed as dist

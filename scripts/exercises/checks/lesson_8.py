@@ -1,5 +1,3 @@
-"""What the check of each exercise of lesson 8 does."""
-
 from itertools import chain
 
 import torch

@@ -1,5 +1,3 @@
-"""What the check of each exercise of lesson 9 does."""
-
 import torch
 import torch.distributed as dist
 from exercises.common import attempt, noted, short
