@@ -5,11 +5,10 @@ import signal
 import time
 
 import pytest
-from faults import IMPATIENT, lesson, local, nine_images, on_slurm
+from faults import IMPATIENT, lesson, local, on_slurm
 from support.mutants import write_mutant
 from support.run import LAUNCHER, full
 
-FULL = pytest.mark.full
 MEMORY = (
     "Often memory ran out: fewer processes, a smaller `--batch-size`, or with Slurm more memory, "
     "with `--mem` at `salloc`."
@@ -23,14 +22,6 @@ KILLED = r"^The first to fail: rank {} on .* ended with signal KILL\.$"
     [
         ("rank 1, Day 1", "", "1 2", "1 MB:", 1, r"process 1 terminated with signal SIGKILL$"),
         ("rank 0, `--local`", "2", "9", "1 MB:", 0, KILLED.format(0)),
-        full(
-            "rank 1, torchrun",
-            "1x2",
-            "--torchrun 9",
-            "1 MB:",
-            1,
-            r"rank      : 1 \(local_rank: 1\)(?s:.*)Signal 9 \(SIGKILL\) received",
-        ),
     ],
 )
 def test_a_rank_is_killed(whom, nodes, command, begun, rank, says, tmp_path):
@@ -91,51 +82,34 @@ def test_a_stopped_rank_is_seen_by_the_timeout(name, begun, what, tmp_path):
     assert "Timed out waiting 6000ms" in output
 
 
-# What a data worker does before it reads: no socket can be made; it waits; it dies.
-MUTE = 'import multiprocessing; multiprocessing.current_process()._config["tempdir"] = "x" * 99'
+# What a data worker of lesson 13 does before it reads: it waits; it dies.
 ASLEEP, DEAD = "time.sleep(600)", "os._exit(3)"
-READS = {
-    "11": "        begin = chunk * self.chunk_size\n",
-    "13": "        torch.default_generator.manual_seed(hash((self.seed, epoch, index)))\n",
-}
+READS = "        torch.default_generator.manual_seed(hash((self.seed, epoch, index)))\n"
 STUCK = "Look above for a worker's error. `--workers 0` shows where it is stuck."
 
 
 @pytest.mark.parametrize(
-    ("name", "what", "line", "told", "says"),
+    ("what", "line", "told", "says"),
     [
-        (
-            "11",
-            "cannot send",
-            MUTE,
-            (),
-            r"RuntimeError: DataLoader timed out after 6(.0)? seconds$",
-        ),
-        full("13", "hangs; Ctrl-C twice", ASLEEP, ("INT", "INT"), None),
-        full("13", "hangs; TERM twice", ASLEEP, ("TERM", "TERM"), None),
-        full(
-            "13", "hangs", ASLEEP, (), r"^RuntimeError: DataLoader timed out after 6(.0)? seconds$"
-        ),
-        ("13", "dies", DEAD, (), r"exited unexpectedly|^a data worker has died, "),
+        ("hangs", ASLEEP, (), r"^RuntimeError: DataLoader timed out after 6(.0)? seconds$"),
+        full("hangs; Ctrl-C twice", ASLEEP, ("INT", "INT"), None),
+        full("hangs; TERM twice", ASLEEP, ("TERM", "TERM"), None),
+        ("dies", DEAD, (), r"exited unexpectedly|^a data worker has died, "),
     ],
 )
-def test_no_rank_waits_for_a_data_worker_for_ever(name, what, line, told, says, tmp_path):
+def test_no_rank_waits_for_a_data_worker_for_ever(what, line, told, says, tmp_path):
     line = f"        if torch.utils.data.get_worker_info():\n            {line}\n"
-    file = write_mutant(tmp_path, name, (READS[name], line + READS[name]))
+    file = write_mutant(tmp_path, "13", (READS, line + READS))
     env = {"DIST_TIMEOUT": "60"} if told else IMPATIENT
-    if name == "11":
-        few = ("--batch-size", 1, "--file", nine_images(tmp_path))
-        job = local("2", file, *few, cwd=tmp_path, env=env)
-    else:
-        job = lesson(name, cwd=tmp_path, file=file, env=env)
+    job = lesson("13", cwd=tmp_path, file=file, env=env)
     job.until("ranks: ")
     for number in told:
         time.sleep(4)
         job.hit(number)
-    job.check(f"a data worker of lesson {name} {what} (`DIST_TIMEOUT=6`)", says, STUCK)
+    job.check(f"a data worker of lesson 13 {what} (`DIST_TIMEOUT=6`)", says, STUCK)
 
 
-@FULL
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["scancel", "Ctrl-C"])
 def test_a_job_of_slurm_is_stopped(how, slurm, tmp_path):
     command = ("salloc", "--nodes", 2, "-J", how, LAUNCHER, "10", *LONG)
@@ -149,7 +123,7 @@ def test_a_job_of_slurm_is_stopped(how, slurm, tmp_path):
     job.check(f"{how}, Slurm", says, "All ranks on all nodes end with it.")
 
 
-@FULL
+@pytest.mark.full
 def test_a_whole_node_is_lost(disposable_cluster, tmp_path):
     job = on_slurm(disposable_cluster, "salloc", "--nodes", 2, LAUNCHER, "9", cwd=tmp_path)
     job.until("1 MB:")

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.run import ROOT, copy_tree, full, losses, proof_of, proves, require_programs, wait_for
+from support.run import ROOT, copy_tree, full, losses, proof_of, require_programs, wait_for
 from support.slurm_cluster import bring_up
 
 SCRIPT = ROOT / "scripts" / "sbatch_run.sh"
@@ -155,19 +155,6 @@ def test_warned_a_job_saves_goes_back_into_the_queue_and_resumes(how, slurm, tmp
     assert "\nStopped as told. " in job.log()
     job.wait_for(", start 2, nodes ")
     assert_resumed(job)
-
-
-@pytest.mark.full
-def test_warned_lesson_13_says_so_with_its_exit_status_and_resumes(slurm, tmp_path):
-    few = ("--data", "random", "--global-batch-size", 16, "--log-every", 1, "--workers", 0)
-    job = BatchJob(slurm, "--ntasks-per-node", 1, SCRIPT, "13", *few, cwd=tmp_path)
-    job.wait_for("^step 2 of 250,")
-    job.run("scancel", "--batch", "--signal=USR1", job.number)
-    job.wait_for(" the lesson has saved its state and stopped: back into the queue$")
-    assert job.wait() == "COMPLETED", job.log()
-    assert "The first to fail" not in job.log()
-    assert "\nresumed: runs/13_train/step-" in job.log()
-    assert proves(job.log())
 
 
 @pytest.mark.full
