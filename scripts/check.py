@@ -56,7 +56,6 @@ def has_passed(exercise, record):
 
 
 def list_exercises(exercises, record):
-    """Print these exercises, and which of them have passed."""
     for exercise in exercises:
         state = "passed" if has_passed(exercise, record) else "not yet"
         print(f"{exercise['id']:>5}  {state:8}  {exercise['kind']:15} {exercise['file']}")

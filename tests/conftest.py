@@ -19,12 +19,6 @@ for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, lambda *_: None)
 
-# What bash, git and df say is compared: in English, whatever language the user has.
-os.environ.pop("LANGUAGE", None)
-languages = [os.environ.get(name) for name in ("LC_ALL", "LC_MESSAGES", "LANG")]
-if not next(filter(None, languages), "C").startswith(("C", "POSIX", "en")):
-    os.environ["LC_ALL"] = "C.UTF-8"
-
 # The tests expect what lessons do on CPUs, so they hide a machine's GPUs. TEST_WITH_GPUS=1 doesn't.
 HIDDEN = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 HIDDEN["ONEAPI_DEVICE_SELECTOR"] = "opencl:cpu"

@@ -110,17 +110,12 @@ def test_no_rank_waits_for_a_data_worker_for_ever(what, line, told, says, tmp_pa
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("how", ["scancel", "Ctrl-C"])
-def test_a_job_of_slurm_is_stopped(how, slurm, tmp_path):
-    command = ("salloc", "--nodes", 2, "-J", how, LAUNCHER, "10", *LONG)
-    job = on_slurm(slurm, *command, cwd=tmp_path)
+def test_a_job_of_slurm_is_stopped(slurm, tmp_path):
+    job = on_slurm(slurm, "salloc", "--nodes", 2, LAUNCHER, "10", *LONG, cwd=tmp_path)
     job.until("ranks: ")
-    if how == "scancel":
-        slurm.run("scancel", "--name", how, cwd=tmp_path)
-    else:
-        job.ctrl_c()
+    job.ctrl_c()
     says = r"\*\*\* STEP \S+ ON node1 CANCELLED AT"
-    job.check(f"{how}, Slurm", says, "All ranks on all nodes end with it.")
+    job.check("Ctrl-C, Slurm", says, "All ranks on all nodes end with it.")
 
 
 @pytest.mark.full

@@ -38,6 +38,16 @@ def after(*names):
 def done(name):
     pathlib.Path(name).touch()
 """
+# A child in another session ignores SIGTERM and keeps stdout open. Its parent goes on with what
+# follows.
+STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a program started now ignores it, too
+child = subprocess.Popen(["sleep", "600"], start_new_session=True{more})
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+os.write(1, f"started {{child.pid}}\\n".encode())
+"""
+FAST = {"grace": 1, "settle": 1, "patience": 1}  # seconds, and no more on a busy machine
 # What a program begins with that uses the packages of scripts/.
 IMPORT = f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r})\n"
 
@@ -157,7 +167,6 @@ def works(*command):
 
 
 def require_programs(*programs):
-    """Skip where one of these programs is missing."""
     for program in programs:
         if shutil.which(program) is None:
             skip_or_fail_in_ci(f"needs {program}")

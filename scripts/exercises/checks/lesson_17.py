@@ -5,7 +5,6 @@ from exercises.common import flat, gradients, train_alone
 
 
 def check_17_1(exercise, rank, world_size, report):
-    """Gradients with several micro-batches and with one; and where train() ends."""
     x = torch.linspace(-1, 1, 256).reshape(64, 4)
     y = x.sum(dim=1, keepdim=True)
     found = {}
@@ -19,7 +18,6 @@ def check_17_1(exercise, rank, world_size, report):
 
 
 def check_17_2(exercise, rank, world_size, report):
-    """Losses and weights beside one process, and the micro-batches that are held."""
     x = torch.linspace(-1, 1, 1024).reshape(64, 16)
     y = x.flip(0)
     whole = torch.nn.Sequential(*(exercise.build_stage(stage) for stage in range(world_size)))
@@ -43,7 +41,6 @@ def check_17_2(exercise, rank, world_size, report):
 
 
 def check_17_3(exercise, rank, world_size, report):
-    """Gradients beside one process, micro-batches that are held, and the idle slots."""
     x = torch.linspace(-1, 1, 640).reshape(40, 16)
     y = x.flip(0)
     whole = torch.nn.Sequential(*(exercise.build_stage(stage) for stage in range(world_size)))
