@@ -1,8 +1,6 @@
-"""Numbers of batches and images that do not fit, and a loss that is no number."""
+"""Numbers of ranks and images that do not fit, and a loss that is no number."""
 
-import pytest
-from faults import IMPATIENT, local, nine_images, refused
-from support.mutants import write_mutant
+from faults import local, nine_images, refused
 from support.run import ALONE
 
 
@@ -15,22 +13,6 @@ def test_a_loss_that_is_not_finite_stops_all_ranks(tmp_path):
     output = job.check("the loss becomes NaN, lesson 12", says, do)
     assert "Traceback" not in output
     assert not list(tmp_path.rglob("snapshot*"))
-
-
-@pytest.mark.full
-def test_a_rank_has_a_batch_less(tmp_path):
-    change = ("left[: self.num_samples]", "left[: self.num_samples - 32 * self.rank]")
-    file = write_mutant(tmp_path, "12", change)
-    few = ("--images", 640, "--batch-size", 32, "--epochs", 1)
-    job = local("2", file, *few, cwd=tmp_path, env=IMPATIENT)
-    job.until("ranks: 2")
-    output = job.check(
-        "rank 1 has one batch less than rank 0",
-        r"^The first to fail: rank \d on simulated node \d ended with .*",
-        "The same number of batches on all ranks; `TORCH_DISTRIBUTED_DEBUG=DETAIL` tells who is "
-        "in which collective.",
-    )
-    assert "=> " not in output
 
 
 def test_three_ranks_cannot_share_lesson_15(tmp_path):

@@ -74,7 +74,6 @@ def test_the_checks_can_be_copied_from_the_page(tmp_path):
     script.append("train_set, _ = torch.utils.data.random_split(range(1000), [0.9, 0.1])")
     script.append("check_data(train_set.indices, 'cpu')")
     (tmp_path / "copy.py").write_text("\n".join(script))
-    status, output = run_ranks(3, tmp_path / "copy.py", cwd=tmp_path)
-    assert status == 1
+    output = output_of(run_ranks(3, tmp_path / "copy.py", cwd=tmp_path), 1)
     assert "After batch 0: another list of samples on ranks [1, 2].\n" in output
     assert "Traceback" not in output

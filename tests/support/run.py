@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import random
@@ -17,6 +18,7 @@ import pytest
 from catalog import ROOT, load, read_course
 from docs import records
 from loss_curves import losses as losses  # for the tests
+from PIL import Image
 
 LAUNCHER = ROOT / "scripts" / "multinode_setup_and_run.sh"
 LESSONS = {lesson["id"]: lesson for lesson in read_course()}
@@ -61,10 +63,10 @@ def run(command, timeout, cwd, env):
     return job.status, job.output
 
 
-def output_of(result):
-    """Return the output of (exit status, output), if it has ended well."""
+def output_of(result, expected=0):
+    """Return the output of (exit status, output), if it has ended as expected."""
     status, output = result
-    assert status == 0, output
+    assert status == expected, output
     return output
 
 
@@ -209,6 +211,15 @@ def open_in_browser(url, folder, *options):
     command += [f"--user-data-dir={folder}", "--virtual-time-budget=5000", *options]
     command += ["--dump-dom", url]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def write_pictures(folder, counts, colours):
+    """Write small pictures as ImageFolder reads them: so many of each class in each part."""
+    for part, name in itertools.product(counts, colours):
+        (folder / part / name).mkdir(parents=True)
+        for number in range(counts[part]):
+            picture = Image.new("RGB", (70 + number, 80), colours[name])
+            picture.save(folder / part / name / f"{number}.png")
 
 
 def recorded_output(lesson_id):
