@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import processes
 import pytest
@@ -41,19 +40,8 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def slurm():
     """A Slurm cluster of two nodes; .run(command) runs a command on its login side."""
-    cluster = bring_up(2, f"/run/local-slurm-test-{os.getpid()}")
-    yield cluster
-    cluster.call("down")
-
-
-@pytest.fixture
-def disposable_cluster():
-    """A cluster of one's own, to be damaged. As slurm; with .pid("login" or the name of a node)."""
-    folder = Path(f"/run/local-slurm-disposable_cluster-{os.getpid()}")
-    cluster = bring_up(2, folder)
-    cluster.pid = lambda name: int((folder / f"{name}.pid").read_text())
-    yield cluster
-    cluster.call("down")
+    with bring_up(2, "test") as cluster:
+        yield cluster
 
 
 @pytest.fixture

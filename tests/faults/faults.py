@@ -151,7 +151,7 @@ def local(nodes, *arguments, cwd, env=None):
 def on_slurm(slurm, *command, cwd, env=None):
     """Start a command on the login side of a cluster."""
     login = (ROOT / "scripts" / "local_slurm.sh", "shell")
-    nodes = sorted(Path(slurm.folder).glob("node*.pid"))
+    nodes = sorted(slurm.folder.glob("node*.pid"))
     return Job(*login, *command, cwd=cwd, env={**slurm.env, **(env or {})}, nodes=nodes)
 
 

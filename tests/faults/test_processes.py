@@ -8,6 +8,7 @@ import pytest
 from faults import IMPATIENT, lesson, local, on_slurm
 from support.mutants import write_mutant
 from support.run import LAUNCHER, full
+from support.slurm_cluster import bring_up
 
 MEMORY = (
     "Often memory ran out: fewer processes, a smaller `--batch-size`, or with Slurm more memory, "
@@ -119,10 +120,11 @@ def test_a_job_of_slurm_is_stopped(slurm, tmp_path):
 
 
 @pytest.mark.full
-def test_a_whole_node_is_lost(disposable_cluster, tmp_path):
-    job = on_slurm(disposable_cluster, "salloc", "--nodes", 2, LAUNCHER, "9", cwd=tmp_path)
-    job.until("1 MB:")
-    os.kill(disposable_cluster.pid("node2"), signal.SIGKILL)
-    says = r"^(Slurm has lost node2, or cannot reach it\.|A node does not answer: see) .*$"
-    do = "Start again without that node: `--exclude` at `salloc`."
-    job.check("a node is lost, Slurm", says, do)
+def test_a_whole_node_is_lost(tmp_path):
+    with bring_up(2, "damaged") as slurm:
+        job = on_slurm(slurm, "salloc", "--nodes", 2, LAUNCHER, "9", cwd=tmp_path)
+        job.until("1 MB:")
+        os.kill(slurm.pid("node2"), signal.SIGKILL)
+        says = r"^(Slurm has lost node2, or cannot reach it\.|A node does not answer: see) .*$"
+        do = "Start again without that node: `--exclude` at `salloc`."
+        job.check("a node is lost, Slurm", says, do)

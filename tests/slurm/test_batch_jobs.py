@@ -162,18 +162,14 @@ def test_warned_a_job_saves_goes_back_into_the_queue_and_resumes(how, slurm, tmp
 def test_a_job_that_has_lost_a_node_resumes_with_another(notices, how, tmp_path, monkeypatch):
     if notices == "the job":  # on most clusters Slurm waits for 5 minutes
         monkeypatch.setenv("LOCAL_SLURM_SETTINGS", "SlurmdTimeout=60")
-    folder = Path(f"/run/local-slurm-lost-{os.getpid()}")
-    cluster = bring_up(3, folder)
-    try:
+    with bring_up(3, "lost") as cluster:
         job = BatchJob(cluster, "--ntasks-per-node", 1, SCRIPT, *how, *LESSON_12, cwd=tmp_path)
         job.wait_for(": snapshot ")
-        os.kill(int((folder / "node2.pid").read_text()), 9)
+        os.kill(cluster.pid("node2"), 9)
         if notices == "the job":
             job.wait_for(" a node does not answer: wait until Slurm notices, and starts the job")
         job.wait_for(", start 2, nodes ")
         assert_resumed(job)
-    finally:
-        cluster.call("down")
     assert ", start 1, nodes node[1-2]\n" in job.log()
     assert ", start 2, nodes node[1,3]\n" in job.log()
 
