@@ -5,7 +5,7 @@ import signal
 import time
 
 import pytest
-from faults import IMPATIENT, lesson, local, on_slurm
+from faults import IMPATIENT, lesson, local, nine_images, on_slurm
 from support.mutants import write_mutant
 from support.run import LAUNCHER, full
 from support.slurm_cluster import bring_up
@@ -83,31 +83,40 @@ def test_a_stopped_rank_is_seen_by_the_timeout(name, begun, what, tmp_path):
     assert "Timed out waiting 6000ms" in output
 
 
-# What a data worker of lesson 13 does before it reads: it waits; it dies.
+# What a data worker does before it reads: it waits; it dies.
 ASLEEP, DEAD = "time.sleep(600)", "os._exit(3)"
-READS = "        torch.default_generator.manual_seed(hash((self.seed, epoch, index)))\n"
+READS = {
+    "11": "        begin = chunk * self.chunk_size\n",
+    "13": "        torch.default_generator.manual_seed(hash((self.seed, epoch, index)))\n",
+}
+TOO_LATE = r"RuntimeError: DataLoader timed out after 6(.0)? seconds$"
 STUCK = "Look above for a worker's error. `--workers 0` shows where it is stuck."
 
 
 @pytest.mark.parametrize(
-    ("what", "line", "told", "says"),
+    ("name", "what", "line", "told", "says"),
     [
-        ("hangs", ASLEEP, (), r"^RuntimeError: DataLoader timed out after 6(.0)? seconds$"),
-        full("hangs; Ctrl-C twice", ASLEEP, ("INT", "INT"), None),
-        full("hangs; TERM twice", ASLEEP, ("TERM", "TERM"), None),
-        ("dies", DEAD, (), r"exited unexpectedly|^a data worker has died, "),
+        ("11", "hangs", ASLEEP, (), TOO_LATE),
+        full("13", "hangs", ASLEEP, (), TOO_LATE),
+        full("13", "hangs; Ctrl-C twice", ASLEEP, ("INT", "INT"), None),
+        full("13", "hangs; TERM twice", ASLEEP, ("TERM", "TERM"), None),
+        ("13", "dies", DEAD, (), r"exited unexpectedly|^a data worker has died, "),
     ],
 )
-def test_no_rank_waits_for_a_data_worker_for_ever(what, line, told, says, tmp_path):
+def test_no_rank_waits_for_a_data_worker_for_ever(name, what, line, told, says, tmp_path):
     line = f"        if torch.utils.data.get_worker_info():\n            {line}\n"
-    file = write_mutant(tmp_path, "13", (READS, line + READS))
+    file = write_mutant(tmp_path, name, (READS[name], line + READS[name]))
     env = {"DIST_TIMEOUT": "60"} if told else IMPATIENT
-    job = lesson("13", cwd=tmp_path, file=file, env=env)
+    if name == "11":
+        few = ("--batch-size", 1, "--file", nine_images(tmp_path))
+        job = local("2", file, *few, cwd=tmp_path, env=env)
+    else:
+        job = lesson(name, cwd=tmp_path, file=file, env=env)
     job.until("ranks: ")
     for number in told:
         time.sleep(4)
         job.hit(number)
-    job.check(f"a data worker of lesson 13 {what} (`DIST_TIMEOUT=6`)", says, STUCK)
+    job.check(f"a data worker of lesson {name} {what} (`DIST_TIMEOUT=6`)", says, STUCK)
 
 
 @pytest.mark.full
