@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the packages beside this one
 
-from catalog import ROOT, read_course
+from catalog import read_course
 from processes import exit_with
 from runner.run_lesson import lesson_command, run, summary
 

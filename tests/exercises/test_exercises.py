@@ -109,12 +109,7 @@ WRONG = [
     ("8.3", "return losses / world_size", "return losses", r"report: .* are reported as 10"),
     ("9.1", "if dist.get_rank(within) == 0:", "if True:", r"node 0: ranks that have read .*: 2"),
     ("15.4", "scores.amax(1, keepdim=True)", "torch.zeros(1)", r"rank 0: large scores: nan, "),
-    (
-        "16.2",
-        "parameter.grad = all_reduce(parameter.grad)",
-        "pass",
-        r"rank 0: .* of the norm .*off",
-    ),
+    ("16.2", "= all_reduce(parameter.grad)", "= parameter.grad", r"rank 0: .* of the norm .*off"),
     ("16.3", "detach().amax(1)", "detach().amax(1) * 0", r"rank 0: large logits: loss (inf|nan)"),
     ("17.1", " / micro_batches", " / 8", r"rank 0: gradients with 2 micro-batches: .*off by"),
 ]
