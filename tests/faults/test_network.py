@@ -8,8 +8,6 @@ import pytest
 from faults import IMPATIENT, lesson, local
 from support.run import full
 
-BY_HAND = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}
-
 
 def test_a_port_in_use(tmp_path):
     with socket.create_server(("", 0)) as other:
@@ -22,7 +20,8 @@ def test_a_port_in_use(tmp_path):
 
 @pytest.mark.full
 def test_rank_0_is_not_found(tmp_path):
-    env = BY_HAND | IMPATIENT | {"MASTER_ADDR": "nosuch.invalid"}
+    env = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}
+    env |= IMPATIENT | {"MASTER_ADDR": "nosuch.invalid"}
     says = (
         r"The client socket has timed out after 6000ms while trying to connect to \(nosuch.invalid"
     )

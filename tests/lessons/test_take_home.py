@@ -31,9 +31,7 @@ from support.run import (
     write_pictures,
 )
 
-FULL = pytest.mark.full
 LESSON = ROOT / LESSONS["13"]["file"]
-COMPARE = ROOT / "scripts" / "compare_losses.py"
 # 2,000 random images for training, 500 of them for the test.
 FEW = (2, "--max-steps", 6, "--global-batch-size", 50, "--log-every", 2)
 FEW += ("--workers", 1, "--clip", 0.1, "--data", "random")
@@ -120,7 +118,7 @@ def test_compare_losses_finds_what_is_computed_in_another_way(
 ):
     file = write_mutant(tmp_path, "13", (line, wrong))
     output_of(run_ranks(3, file, *FEW, "--batch-size", 8, cwd=tmp_path))
-    command = [sys.executable, COMPARE, RUN, uninterrupted_run]
+    command = [sys.executable, ROOT / "scripts" / "compare_losses.py", RUN, uninterrupted_run]
     status, output = run(command, 60, tmp_path, None)
     assert_disproved(status, f"\n{output}", "^=> losses of 10 steps within ")
     command[2] = uninterrupted_run

@@ -17,8 +17,6 @@ from pathlib import Path
 import pytest
 from support.run import ROOT, copy_tree, full, output_of, run, skip_or_fail_in_ci
 
-PYTEST = 'import sys\nprint("pytest", sys.argv[1:])\n'
-
 
 def make_wheel(folder, name, version, *requires, files=None):
     """Write a wheel with a package of that name, and perhaps {path: text} besides."""
@@ -56,7 +54,8 @@ def wheels(tmp_path_factory):
     make_wheel(folder, "torchvision", "0.21.0", "torch==2.6.0")
     make_wheel(folder, "torchvision", "0.29.2", "torch>=2.14.0")
     make_wheel(folder, "accelerate", "1.0", "torch>=2.0")
-    make_wheel(folder, "pytest", "9.0", files={"pytest/__main__.py": PYTEST})
+    says = 'import sys\nprint("pytest", sys.argv[1:])\n'
+    make_wheel(folder, "pytest", "9.0", files={"pytest/__main__.py": says})
     return folder
 
 
