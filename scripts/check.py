@@ -56,7 +56,6 @@ def has_passed(exercise, record):
 
 
 def list_exercises(exercises, record):
-    """Print these exercises, and which of them have passed."""
     for exercise in exercises:
         state = "passed" if has_passed(exercise, record) else "not yet"
         print(f"{exercise['id']:>5}  {state:8}  {exercise['kind']:15} {exercise['file']}")
@@ -102,7 +101,7 @@ def check(exercise, record, solution=False, show_task=False):
 
 def parse_args(exercises):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    text = "such as 4.1, or next, or all; a lesson, such as 4, or nothing, lists exercises"
+    text = "such as 4.1, or next; a lesson, such as 4, or nothing, lists exercises"
     parser.add_argument("id", nargs="?", help=text)
     options = parser.add_mutually_exclusive_group()
     options.add_argument("--hint", action="store_true", help="the next of three hints, not a check")
@@ -110,11 +109,11 @@ def parse_args(exercises):
     args = parser.parse_args()
     ids = {exercise["id"] for exercise in exercises}
     lessons = {exercise["lesson"] for exercise in exercises}
-    if args.id not in {None, "all", "next", *lessons, *ids}:
+    if args.id not in {None, "next", *lessons, *ids}:
         parser.exit(2, f"There is no exercise {args.id}. python scripts/check.py lists them.\n")
     if args.hint and args.id not in {"next", *ids}:
         parser.exit(2, "--hint takes one exercise: python scripts/check.py 4.1 --hint\n")
-    if args.solution and args.id not in {"all", *ids}:
+    if args.solution and args.id not in ids:
         parser.exit(2, "--solution takes one exercise: python scripts/check.py 4.1 --solution\n")
     return args
 
@@ -127,7 +126,7 @@ def main():
     if args.id == "next":
         wanted = following[:1]
     else:
-        wanted = [x for x in exercises if args.id in (None, "all", x["lesson"], x["id"])]
+        wanted = [x for x in exercises if args.id in (None, x["lesson"], x["id"])]
     if not wanted:
         print(f"All {len(exercises)} exercises have passed.")
         return 0
@@ -139,14 +138,12 @@ def main():
         return 0
     if importlib.util.find_spec("torch") is None:
         sys.exit("This Python has no torch. Activate one that does: source .venv/bin/activate")
-    runner.import_once(wanted)
-    passed = [check(x, record, args.solution, args.id == "next") for x in wanted]
-    if len(wanted) > 1:
-        print(f"{sum(passed)} of {len(wanted)} passed")
-    if args.id == "next" and all(passed):
+    runner.import_once(wanted[0])
+    passed = check(wanted[0], record, args.solution, args.id == "next")
+    if args.id == "next" and passed:
         rest = following[1:]
         print(f"next: {rest[0]['file']}" if rest else "That was the last one.")
-    return 0 if all(passed) else 1
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

@@ -14,11 +14,10 @@ from loss_curves import losses
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs=2, type=Path, metavar="RUN", help="a folder, as of lesson 13")
-    parser.add_argument("--tag", default="loss", help="name of the losses (loss)")
     parser.add_argument("--steps", type=int, default=10, help="that decide (10)")
     parser.add_argument("--limit", type=float, default=1e-5, help="for bf16 5e-3 (1e-05)")
     args = parser.parse_args()
-    own, other = (read(folder, args.tag) for folder in args.runs)
+    own, other = (read(folder) for folder in args.runs)
     both = [step for step in own if step in other]
     if not both:
         sys.exit(f"{args.runs[0]} and {args.runs[1]} have no step in common")
@@ -35,12 +34,14 @@ def main():
     return 0 if holds else 1
 
 
-def read(folder, tag):
+def read(folder):
     """Return the losses in a folder of TensorBoard's files, {step: loss}; exit if it has none."""
+    if not folder.exists():
+        sys.exit(f"there is no {folder}")
     try:
-        return dict(losses(folder, tag)) if folder.exists() else sys.exit(f"there is no {folder}")
+        return dict(losses(folder, "loss"))
     except (KeyError, ValueError):
-        sys.exit(f"{folder} has no {tag} that was written for TensorBoard")
+        sys.exit(f"{folder} has no loss that was written for TensorBoard")
 
 
 if __name__ == "__main__":

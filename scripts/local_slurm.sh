@@ -4,7 +4,6 @@
 # Usage: scripts/local_slurm.sh COMMAND
 #   up [N]                 start a cluster of N nodes (2)
 #   shell [COMMAND...]     a shell, or COMMAND, on the login side of the cluster
-#   status                 the nodes and the link between them; fails if no cluster is up
 #   link RATE [DELAY]      slow the network down: link 1gbit, link 100mbit 0.2ms
 #   link off               full speed again
 #   down                   stop everything and leave nothing behind
@@ -184,7 +183,6 @@ up() {
   trap 'tail -n 5 "$state/log" >&2 || true; stop; die "The cluster did not start."' EXIT
   touch "$state/slurm.conf"
   mkdir "$state/slurmctld"
-  echo "Link between the nodes: full speed" >"$state/link"
   write_config
 
   env "$mark" SLURM_CONF="$state/slurm.conf" setsid "${namespaces[@]}" \
@@ -204,12 +202,6 @@ A Slurm cluster is up: $nodes nodes, each with 128 cores and 4 GPUs as far as Sl
     srun hostname
   scripts/local_slurm.sh down     stops it
 END
-}
-
-status() {
-  need_cluster
-  "${enter[@]}" timeout 10 sinfo || die "The cluster in $state does not answer."
-  cat "$state/link"
 }
 
 link() {
@@ -234,7 +226,7 @@ link() {
     "${card[@]}" add dev eth0 "${limit[@]}"
   done
   [[ $rate != off ]] || rate='full speed'
-  echo "Link between the nodes: $rate${delay:+, delay $delay}" | tee "$state/link"
+  echo "Link between the nodes: $rate${delay:+, delay $delay}"
 }
 
 case ${1:-} in
@@ -246,7 +238,6 @@ case ${1:-} in
     (($#)) || set -- "${SHELL:-/bin/bash}"
     exec "${enter[@]}" "$@"
     ;;
-  status) status ;;
   link) link "${@:2}" ;;
   down)
     [[ ${LOCAL_SLURM_CLUSTER:-} != "$state" ]] || die "Leave the shell of the cluster first."

@@ -30,9 +30,4 @@ while [[ ${1:-} =~ ^(--full|--torch|-h|--help)$ ]]; do
   esac
   shift
 done
-python=${PYTHON:-python3}
-if ! command -v "$python" >/dev/null; then
-  echo "There is no $python here. Install Python 3.11 or newer, or name one: PYTHON=/path/to/python3" >&2
-  exit 1
-fi
-exec "$python" scripts/environment.py "${environment[@]}" -- "${arguments[@]}" "$@"
+exec "${PYTHON:-python3}" scripts/environment.py "${environment[@]}" -- "${arguments[@]}" "$@"

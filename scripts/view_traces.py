@@ -89,20 +89,18 @@ class Handler(SimpleHTTPRequestHandler):
         with contextlib.suppress(ConnectionError):  # the browser has hung up
             super().handle()
 
-    def answer(self, status, header, value):
-        self.send_response(status)
-        self.send_header(header, value)
-        self.end_headers()
-
     def do_GET(self):
         if self.path == "/traces.json":
-            self.answer(200, "Content-Type", "application/json")
+            self.send_response(200)
+            self.end_headers()
             self.wfile.write(self.server.traces)
         elif self.path == "/":
             # With the host that the browser sees: a tunnel may end at another port there.
             query = {"url": f"http://{self.headers['Host']}/traces.json", "hideSidebar": "true"}
             query = urlencode(query | {"startupCommands": json.dumps(EXPAND)}, quote_via=quote)
-            self.answer(302, "Location", f"/index.html#!/?{query}")
+            self.send_response(302)
+            self.send_header("Location", f"/index.html#!/?{query}")
+            self.end_headers()
         else:
             super().do_GET()
 

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import processes
 import pytest
@@ -18,12 +17,6 @@ from support.slurm_cluster import bring_up
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, lambda *_: None)
-
-# What bash, git and df say is compared: in English, whatever language the user has.
-os.environ.pop("LANGUAGE", None)
-languages = [os.environ.get(name) for name in ("LC_ALL", "LC_MESSAGES", "LANG")]
-if not next(filter(None, languages), "C").startswith(("C", "POSIX", "en")):
-    os.environ["LC_ALL"] = "C.UTF-8"
 
 # The tests expect what lessons do on CPUs, so they hide a machine's GPUs. TEST_WITH_GPUS=1 doesn't.
 HIDDEN = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
@@ -47,19 +40,8 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def slurm():
     """A Slurm cluster of two nodes; .run(command) runs a command on its login side."""
-    cluster = bring_up(2, f"/run/local-slurm-test-{os.getpid()}")
-    yield cluster
-    cluster.call("down")
-
-
-@pytest.fixture
-def disposable_cluster():
-    """A cluster of one's own, to be damaged. As slurm; with .pid("login" or the name of a node)."""
-    folder = Path(f"/run/local-slurm-disposable_cluster-{os.getpid()}")
-    cluster = bring_up(2, folder)
-    cluster.pid = lambda name: int((folder / f"{name}.pid").read_text())
-    yield cluster
-    cluster.call("down")
+    with bring_up(2, "test") as cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -35,8 +35,9 @@ This is not cog: that puts lines of Python into a page, and can't fill the middl
 
 import re
 import shlex
+import tomllib
 
-from catalog import read_course, read_days, read_exercises, read_pages
+from catalog import SCRIPTS, read_course, read_days, read_exercises, read_pages
 from docs import excerpts, pages, records
 from docs.records import value
 
@@ -60,7 +61,7 @@ class Course:
         self.lessons, self.exercises, self.days = ({x["id"]: x for x in some} for some in lists)
         self.pages = read_pages()
         self.records = records.read_records()
-        self.values = records.read_values()
+        self.values = tomllib.loads((SCRIPTS / "values.toml").read_text())
         self.faults = None  # the table, where the tests of faults have just been run
 
 

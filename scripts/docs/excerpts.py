@@ -80,7 +80,6 @@ def above_the_line(lesson):
 
 
 def diff(course, page, *names):
-    """Return a unified diff of two lessons, above the dividing line and without docstrings."""
     old, new = (course.lessons[name] for name in names)
     files = [Path(x["file"]).name for x in (old, new)]
     lines = difflib.unified_diff(above_the_line(old), above_the_line(new), *files, lineterm="", n=1)

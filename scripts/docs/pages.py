@@ -40,7 +40,6 @@ def page_of(name, pages):
 
 
 def foot(course, here, name):
-    """Return the line with the links to the pages before and after, and to the day's list."""
     i = course.pages.index(page_of(name, course.pages))
     words = [link(f"← {title_of(x)}", x["file"], here) for x in course.pages[:i][-1:]]
     words.append(f"[Day {here.partition('/')[0][-1]}](README.md)")
@@ -49,7 +48,6 @@ def foot(course, here, name):
 
 
 def head(course, here, name):
-    """Return what is below a page's title: the links, then minutes, script and slides."""
     page, links = page_of(name, course.pages), foot(course, here, name)
     if "minutes" not in page:
         return links
@@ -64,7 +62,6 @@ def head(course, here, name):
 
 
 def lessons(course, here, day):
-    """Return the table of the pages of a day, or beyond."""
     rows = []
     for x in course.pages:
         if x["day"] == day:
@@ -88,7 +85,6 @@ def parts_of(day, pages):
 
 
 def timetable(course, here, day):
-    """Return a Markdown table of a day of a class, with links for the page that it is on."""
     rows, whole = [], 0
     for clock, minutes, title, page, part in parts_of(course.days[day], course.pages):
         file = page["file"] if page else part.get("file")
@@ -106,7 +102,6 @@ def timetable(course, here, day):
 
 
 def exercises(course, here, where):
-    """Return the exercises of a lesson or of a day, with the command that checks the first."""
     every = course.exercises.values()
     chosen = [x for x in every if where == x["lesson"] or x["file"].startswith(f"{where}/")]
     if not chosen:
@@ -124,7 +119,6 @@ def exercises(course, here, where):
 
 
 def here(course, page, name):
-    """Return the strip with the parts of a deck as marp's footer; this part is bold."""
     named = {x.get("id") or Path(x["file"]).stem: x for x in course.pages if x["taught"]}
     words = []
     for other, x in named.items():
@@ -136,7 +130,6 @@ def here(course, page, name):
 
 
 def agenda(course, here, day):
-    """Return the agenda of a day: the parts up to lunch beside the parts after it."""
     parts = parts_of(course.days[day], course.pages)
     rows = [[title, part.get("topic", ""), str(minutes)] for _, minutes, title, _, part in parts]
     half = [row[0] for row in rows].index("Lunch") + 1
@@ -146,7 +139,6 @@ def agenda(course, here, day):
 
 
 def exercise(course, page, name):
-    """Return what to type for an exercise, as Markdown: the line "Run:" of its file, the checks."""
     file = course.exercises[name]["file"]
     command = re.search("^Run: +(.*)$", (ROOT / file).read_text(), re.M)[1]
     if len(command) > 64:
@@ -157,5 +149,4 @@ def exercise(course, page, name):
 
 
 def consequence(course, page, name):
-    """Return what follows from the mistake of an exercise."""
     return course.exercises[name]["consequence"] + "\n"

@@ -11,10 +11,9 @@ import re
 import socket
 import subprocess
 import time
-import tomllib
 from pathlib import Path
 
-from catalog import ROOT, SCRIPTS
+from catalog import ROOT
 from docs.pages import table
 from loss_curves import losses, thinned
 
@@ -83,11 +82,6 @@ def nodes_of_allocation():
     return subprocess.check_output(["scontrol", "show", "hostnames"], text=True).split()
 
 
-def read_values():
-    """Return {lesson id, or all: {name of a value: its pattern, or a table}}."""
-    return tomllib.loads((SCRIPTS / "values.toml").read_text())
-
-
 def value(course, name):
     """Return a value as text, such as "21,914" for 4.images_per_s.
 
@@ -112,7 +106,6 @@ def value(course, name):
 
 
 def measured(course, page):
-    """Return the table of what each lesson showed, with a column for each kind of machine."""
     notes = [x for record in course.records.values() for x in record.values()]
     recorded = {(x["recorded"], x["on"]) for x in notes}
     command = "`python scripts/update_docs.py --record`"

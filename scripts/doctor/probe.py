@@ -98,7 +98,6 @@ def find_facts(token):
 
 
 def check_cpus():
-    """Check that the rank has the CPUs that it asked for, and enough for its threads."""
     have, threads = len(os.sched_getaffinity(0)), number("OMP_NUM_THREADS")
     asked = 0 if SIMULATED else min(number("SLURM_CPUS_PER_TASK"), os.cpu_count())
     if have < asked:
@@ -109,7 +108,6 @@ def check_cpus():
 
 
 def check_files(token):
-    """Check that lessons can write to this folder, and that all nodes see what is written."""
     if not os.access(".", os.W_OK):
         return f"you cannot write to {Path.cwd()}. Go to a folder where you can, with cd"
     if not Path(token).exists():
@@ -119,7 +117,6 @@ def check_files(token):
 
 
 def check_data():
-    """Check that the files of MNIST are as data/README.md lists them."""
     table = (ROOT / "data" / "README.md").read_text()
     damaged = []
     for name, md5 in re.findall(r"^\| (\S+-ubyte) \|.*\| (\w{32}) \|$", table, re.M):

@@ -19,7 +19,6 @@ def join_names(names):
 
 
 def on_nodes(ranks):
-    """Return "on" and the nodes of these ranks."""
     return "on " + join_names(rank["node"] for rank in ranks)
 
 

@@ -95,13 +95,12 @@ def be_rank(rank, world_size, exercise_id, file, folder, pipe):
 # The side of this process.
 
 
-def import_once(exercises):
-    """Have torch, and what these exercises need besides, imported once for all of their ranks."""
+def import_once(exercise):
+    """Have torch, and what an exercise needs besides, imported once for all of its ranks."""
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["KINETO_LOG_LEVEL"] = "99"  # hides the profiler's messages about itself
-    modules = ["torch._dynamo", *(name for x in exercises for name in x["imports"])]
     if sys.platform == "linux":  # not safe on a Mac
-        multiprocessing.set_forkserver_preload(modules)
+        multiprocessing.set_forkserver_preload(["torch._dynamo", *exercise["imports"]])
 
 
 @contextlib.contextmanager

@@ -16,20 +16,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the packages beside this one
 
-from catalog import ROOT, read_course
+from catalog import read_course
 from processes import exit_with
 from runner.run_lesson import lesson_command, run, summary
 
 REPORT = Path("runs", "report.html")  # where the lessons put their curves
 # Their TensorBoard files, and the traces of lesson 5 and test-profile.
 FILES = ["runs/**/events.out.tfevents.*", "log*/*.pt.trace.json"]
-# If the repository is read-only, these lessons write and read in the current folder.
-DATA_HERE = {
-    "create_mnist_h5": ["--file", "data/mnist.h5"],
-    "11": ["--file", "data/mnist.h5"],
-    "create_ratings": ["--folder", "data/ratings"],
-    "19": ["--folder", "data/ratings"],
-}
 
 
 def choose(lessons, wanted):
@@ -87,10 +80,7 @@ def main():
         return 0
     if not os.access(".", os.W_OK):
         where = f"You cannot write to {Path.cwd()}, but the lessons write to the current folder."
-        sys.exit(f"{where} Go to a folder of your own: {ROOT}/scripts/run_course.sh works there.")
-    if not os.access(ROOT / "data", os.W_OK):
-        for x in lessons:
-            x["arguments"] += DATA_HERE.get(x["id"], [])
+        sys.exit(f"{where} Go to a folder of your own, such as your clone of the course.")
     print("Each lesson first imports torch, which takes several silent seconds the first time.")
     results = run_all(lessons)
     print_table(results)

@@ -148,11 +148,11 @@ def local(nodes, *arguments, cwd, env=None):
     return Job(LAUNCHER, "--local", nodes, *arguments, cwd=cwd, env=env)
 
 
-def on_slurm(slurm, *command, cwd, env=None):
+def on_slurm(slurm, *command, cwd):
     """Start a command on the login side of a cluster."""
     login = (ROOT / "scripts" / "local_slurm.sh", "shell")
-    nodes = sorted(Path(slurm.folder).glob("node*.pid"))
-    return Job(*login, *command, cwd=cwd, env={**slurm.env, **(env or {})}, nodes=nodes)
+    nodes = sorted(slurm.folder.glob("node*.pid"))
+    return Job(*login, *command, cwd=cwd, env=slurm.env, nodes=nodes)
 
 
 def refused(fault, says, do, lesson_id, *arguments, env=None):

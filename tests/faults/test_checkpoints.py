@@ -52,20 +52,17 @@ def test_a_save_that_is_killed_at_any_moment_leaves_a_whole_snapshot(tmp_path):
     lesson, choose = load_lesson("12"), seeded_rng()
     path = tmp_path / "snapshot.pt"
 
-    def save(epoch):  # tensors so small that they need no threads: those do not survive a fork
-        model = [torch.full((20_000,), float(epoch)) for _ in range(25)]
-        lesson.save({"epoch": epoch, "model": model}, path)
+    def save(epochs):  # tensors so small that they need no threads: those do not survive a fork
+        for epoch in epochs:
+            model = [torch.full((20_000,), float(epoch)) for _ in range(25)]
+            lesson.save({"epoch": epoch, "model": model}, path)
 
-    def save_for_ever(first):
-        for epoch in itertools.count(first):
-            save(epoch)
-
-    save(0)
+    save([0])
     newest = halves = 0
     half, before = path.with_suffix(".tmp"), path.with_suffix(".before")
     fork = multiprocessing.get_context("fork")  # this process has torch already
     for _ in range(20):
-        saver = fork.Process(target=save_for_ever, args=[newest + 1])
+        saver = fork.Process(target=save, args=[itertools.count(newest + 1)])
         saver.start()
         time.sleep(0.05 + choose.random() / 10)
         saver.kill()

@@ -4,11 +4,10 @@ import json
 import re
 
 import pytest
-from silent import FAULTS
+import silent
 from support.forked_ranks import run_ranks
 from support.run import ROOT, full, output_of
 
-PROGRAM = ROOT / "tests" / "faults" / "silent.py"
 FILE = ROOT / "day2" / "SILENT.md"
 PAGE = FILE.read_text()
 EXACT, OFF = 1e-5, 1e-2  # gaps to the losses of one process: rounding, and another training
@@ -46,14 +45,14 @@ def finder(seen, alone, comparable):
 def test_each_silent_fault_is_found_as_the_page_says(ranks, tmp_path):
     found = []
     for count in (ranks, 1):
-        output = output_of(run_ranks(count, PROGRAM, FILE, cwd=tmp_path))
+        output = output_of(run_ranks(count, silent.__file__, FILE, cwd=tmp_path))
         found.append(json.loads(output.splitlines()[-1]))
     seen, alone = found
-    programs = set(FAULTS.values())
+    programs = set(silent.FAULTS.values())
     comparable = programs - {"dropout", "buffers"}
     right = {x: finder(seen[x], alone[x], x in comparable) for x in programs}
     assert right == dict.fromkeys(programs, "reading")  # no false alarm
-    found = {x: finder(seen[x], alone[x], FAULTS[x] in comparable) for x in FAULTS}
+    found = {x: finder(seen[x], alone[x], silent.FAULTS[x] in comparable) for x in silent.FAULTS}
     assert found == table()
     late, right = seen["`no_sync` around `backward` only"], seen["two batches a step"]
     assert late["messages"] == 2 * right["messages"] > 0
@@ -74,7 +73,6 @@ def test_the_checks_can_be_copied_from_the_page(tmp_path):
     script.append("train_set, _ = torch.utils.data.random_split(range(1000), [0.9, 0.1])")
     script.append("check_data(train_set.indices, 'cpu')")
     (tmp_path / "copy.py").write_text("\n".join(script))
-    status, output = run_ranks(3, tmp_path / "copy.py", cwd=tmp_path)
-    assert status == 1
+    output = output_of(run_ranks(3, tmp_path / "copy.py", cwd=tmp_path), 1)
     assert "After batch 0: another list of samples on ranks [1, 2].\n" in output
     assert "Traceback" not in output

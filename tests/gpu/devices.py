@@ -73,15 +73,11 @@ def ask(row, choose_device, make_accelerator):
     return row[:3] + answers[: len(row) - 3]
 
 
-def device_for_accelerate(cpu, kwargs_handlers):
-    """Stand in the place of Accelerator: return the kind of device that it would be made for."""
-    return "CPU" if cpu else "GPU"
-
-
 def main(page):
     choose_device = runpy.run_path(str(ROOT / LESSON))["choose_device"]
     make_accelerator = runpy.run_path(str(ROOT / LESSON_20))["make_accelerator"]
-    make_accelerator.__globals__["Accelerator"] = device_for_accelerate
+    # The kind of device that an Accelerator would be made for.
+    make_accelerator.__globals__["Accelerator"] = lambda cpu, **_: "CPU" if cpu else "GPU"
     for line in TABLE.search((ROOT / page).read_text())[1].splitlines():
         row = [cell.strip() for cell in line[1:-1].split("|")]
         print(f"| {' | '.join(ask(row, choose_device, make_accelerator))} |")

@@ -25,8 +25,7 @@ SHORT = ("--images", 1280, "--save-every", 4)
 )
 def test_a_job_that_failed_ends_where_it_would_have_ended(ranks, crash, goes_on, tmp_path):
     command = (ranks, LESSON, *SHORT, "--epochs", 2, "--crash-at-step", crash)
-    status, output = run_ranks(*command, cwd=tmp_path)
-    assert status == 1
+    output = output_of(run_ranks(*command, cwd=tmp_path), 1)
     assert f"RuntimeError: rank 0 fails after step {crash}, as told" in output
     output = output_of(run_ranks(*command, cwd=tmp_path))
     assert f"start 2: resumes in {goes_on}\n" in output
@@ -54,9 +53,7 @@ def test_stopped_by_a_signal_it_goes_on_with_another_number_of_ranks(tmp_path):
 
 
 def test_a_snapshot_of_another_job_is_not_used(tmp_path):
-    status, output = run_ranks(1, LESSON, *SHORT, "--crash-at-step", 10, cwd=tmp_path)
-    assert status == 1, output
-    status, output = run_ranks(1, LESSON, *SHORT, "--lr", 1, cwd=tmp_path)
-    assert status == 1
+    output_of(run_ranks(1, LESSON, *SHORT, "--crash-at-step", 10, cwd=tmp_path), 1)
+    output = output_of(run_ranks(1, LESSON, *SHORT, "--lr", 1, cwd=tmp_path), 1)
     assert "snapshot.pt is from a job with different arguments. Use those, or rename " in output
     assert "Traceback" not in output

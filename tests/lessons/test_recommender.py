@@ -43,8 +43,7 @@ def test_a_wrong_row_of_a_csv_is_named_by_its_line_in_the_file(tmp_path):
     text = "userId,movieId,rating,timestamp\n\n" + "1,2,3.5,4\n" * 1_000_000
     (tmp_path / "ratings.csv").write_text(f"{text}1,2,good,4\n")
     arguments = ("--csv", "ratings.csv", "--folder", "shards")
-    status, output = run_ranks(1, CREATE, *arguments, cwd=tmp_path)
-    assert status == 1
+    output = output_of(run_ranks(1, CREATE, *arguments, cwd=tmp_path), 1)
     assert output.endswith(": line 1,000,003: could not convert string 'good' to float32\n")
     assert not (tmp_path / "shards").exists()
 
@@ -56,8 +55,7 @@ def test_what_it_did_not_write_stays(tmp_path):
     arguments = ("--copies", 1, "--files", 2, "--folder", folder)
     says = {"": "already exists. To write it again: --force", "--force": "could not be written: "}
     for more in says:
-        status, output = run_ranks(1, CREATE, *arguments, *more.split(), cwd=tmp_path)
-        assert status == 1
+        output = output_of(run_ranks(1, CREATE, *arguments, *more.split(), cwd=tmp_path), 1)
         assert says[more] in output
         assert "Traceback" not in output
     assert (folder / "mine.txt").read_text() == "precious"

@@ -3,16 +3,14 @@
 import importlib
 import re
 import sys
-from itertools import product
 
 import h5py
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from support.cases import written_by
 from support.forked_ranks import run_ranks
-from support.run import LESSONS, ROOT, full, output_of, run
+from support.run import LESSONS, ROOT, full, output_of, run, write_pictures
 from torch.utils.data import DataLoader, TensorDataset
 
 CREATE = ROOT / LESSONS["create_mnist_h5"]["file"]
@@ -26,8 +24,7 @@ lesson = importlib.import_module(LESSON.stem)
 def test_a_file_that_is_there_stays_unless_forced_to_be_another(tmp_path):
     path = tmp_path / "mnist.h5"
     path.write_text("precious")
-    status, output = run_ranks(1, CREATE, "--file", path, cwd=tmp_path)
-    assert status == 1
+    output = output_of(run_ranks(1, CREATE, "--file", path, cwd=tmp_path), 1)
     assert output.strip() == f"{path} already exists. To write it again: --force"
     assert path.read_text() == "precious"
     other = ("--force", "--gzip", 1, "--copies", 2, "--chunk-size", 1000)
@@ -47,17 +44,11 @@ def pack(folder):
     return run_ranks(1, folder / "pack.py", cwd=folder)
 
 
-def draw(folder, each):
-    """Write so many pictures for each of three classes. Red says which class it is."""
-    for part, name in product(("train", "val"), range(3)):
-        (folder / "pictures" / part / f"class{name}").mkdir(parents=True)
-        for number in range(each):
-            picture = Image.new("RGB", (70 + number, 90), (name, number, 0))
-            picture.save(folder / f"pictures/{part}/class{name}/{number}.png")
+COLOURS = {f"class{number}": (number, 0, 0) for number in range(3)}
 
 
 def test_pictures_of_ones_own_can_be_streamed(tmp_path):
-    draw(tmp_path, 90)
+    write_pictures(tmp_path / "pictures", {"train": 90, "val": 90}, COLOURS)
     assert pack(tmp_path) == (0, "")
     with h5py.File(tmp_path / "pictures.h5") as file:
         assert file["images"].shape == file["test_images"].shape == (270, 3, 64, 64)
@@ -81,11 +72,10 @@ def test_arrays_of_ones_own_become_a_data_set(tmp_path, monkeypatch):
 
 
 def test_what_is_wrong_with_pictures_is_said_in_a_line(tmp_path):
-    draw(tmp_path, 1)
+    write_pictures(tmp_path / "pictures", {"train": 1, "val": 1}, COLOURS)
     picture = tmp_path / "pictures/train/class1/0.png"
     picture.write_bytes(picture.read_bytes()[:-30])
-    status, output = pack(tmp_path)
-    assert status == 1
+    output = output_of(pack(tmp_path), 1)
     assert re.fullmatch(r"pictures/train/class1/0.png is no whole picture: .*\n", output)
     assert not (tmp_path / "pictures.h5").exists()
 

@@ -28,11 +28,10 @@ from support.run import (
     rank_of,
     run,
     seeded_rng,
+    write_pictures,
 )
 
-FULL = pytest.mark.full
 LESSON = ROOT / LESSONS["13"]["file"]
-COMPARE = ROOT / "scripts" / "compare_losses.py"
 # 2,000 random images for training, 500 of them for the test.
 FEW = (2, "--max-steps", 6, "--global-batch-size", 50, "--log-every", 2)
 FEW += ("--workers", 1, "--clip", 0.1, "--data", "random")
@@ -48,8 +47,7 @@ def train(ranks, *arguments, cwd, env=None):
 
 def refused(*arguments, cwd, ranks=2):
     """Return the one line with which a training ends that cannot be done."""
-    status, output = run_ranks(ranks, LESSON, *FEW, *arguments, cwd=cwd)
-    assert status == 1, output
+    output = output_of(run_ranks(ranks, LESSON, *FEW, *arguments, cwd=cwd), 1)
     assert "Traceback" not in output
     return output.splitlines()[-1]
 
@@ -104,8 +102,7 @@ def test_the_losses_are_the_same_however_the_batch_is_divided(
 def test_compile_reaches_each_part(tmp_path):
     """Those of torch.nn, too, to which module.compile() does nothing before torch 2.14."""
     command = [sys.executable, LESSON, 1, *FEW[1:], "--compile"]
-    status, output = run(command, 200, tmp_path, {"TORCH_LOGS": "graph_code"})
-    assert status == 0, output
+    output = output_of(run(command, 200, tmp_path, {"TORCH_LOGS": "graph_code"}))
     assert output.count("TRACED GRAPH") >= 3
 
 
@@ -121,7 +118,7 @@ def test_compare_losses_finds_what_is_computed_in_another_way(
 ):
     file = write_mutant(tmp_path, "13", (line, wrong))
     output_of(run_ranks(3, file, *FEW, "--batch-size", 8, cwd=tmp_path))
-    command = [sys.executable, COMPARE, RUN, uninterrupted_run]
+    command = [sys.executable, ROOT / "scripts" / "compare_losses.py", RUN, uninterrupted_run]
     status, output = run(command, 60, tmp_path, None)
     assert_disproved(status, f"\n{output}", "^=> losses of 10 steps within ")
     command[2] = uninterrupted_run
@@ -216,8 +213,7 @@ def test_a_model_without_one_of_the_layers_of_the_checkpoint_is_refused(tmp_path
     train(2, cwd=tmp_path)
     file = write_mutant(tmp_path, "13", ("nn.Linear(32 * 4 * 4, 64), nn.ReLU()", "nn.Identity()"))
     file.write_text(file.read_text().replace("nn.Linear(64, classes)", "nn.Linear(512, classes)"))
-    status, output = run_ranks(2, file, *FEW, cwd=tmp_path)
-    assert status == 1
+    output = output_of(run_ranks(2, file, *FEW, cwd=tmp_path), 1)
     assert "5.weight" in output
     assert "no checkpoint fits" in output
 
@@ -237,45 +233,38 @@ def test_what_is_random_depends_on_the_epoch_and_the_sample_only():
     assert not torch.equal(first, later)
 
 
-def pictures(folder, broken=False):
-    """Write a folder of small pictures in three colours, as ImageFolder reads it."""
-    for part, count in (("train", 20), ("val", 5)):
-        for number, name in enumerate(("red", "green", "blue")):
-            path = folder / "pictures" / part / name
-            path.mkdir(parents=True)
-            colour = [0, 0, 0]
-            colour[number] = 200
-            for picture in range(count):
-                Image.new("RGB", (70 + picture, 80), tuple(colour)).save(path / f"{picture}.png")
-    if broken:
-        (path.parents[1] / "train" / "red" / "7.png").write_bytes(b"broken")
-    return folder / "pictures"
+@pytest.fixture
+def pictures(tmp_path):
+    """A folder of pictures in three colours."""
+    colours = {"red": (200, 0, 0), "green": (0, 200, 0), "blue": (0, 0, 200)}
+    write_pictures(tmp_path / "pictures", {"train": 20, "val": 5}, colours)
+    return tmp_path / "pictures"
 
 
-def test_a_folder_of_pictures_augmented_alike_on_any_ranks(tmp_path):
-    few = (4, "--data", pictures(tmp_path), "--global-batch-size", 20, "--log-every", 3)
+def test_a_folder_of_pictures_augmented_alike_on_any_ranks(pictures, tmp_path):
+    few = (4, "--data", pictures, "--global-batch-size", 20, "--log-every", 3)
     output_of(run_ranks(1, LESSON, *few, "--checkpoint-dir", "one", cwd=tmp_path))
     output = output_of(run_ranks(3, LESSON, *few, cwd=tmp_path))
     assert compared(tmp_path / RUN, tmp_path / "one") < 1e-5
     assert ", accuracy 1.0000\n" in output
 
 
-def test_what_cannot_be_trained_says_so_in_one_line(tmp_path):
-    folder = pictures(tmp_path, broken=True)
-    few = ("--data", folder, "--global-batch-size", 60)
+def test_what_cannot_be_trained_says_so_in_one_line(pictures, tmp_path):
+    (pictures / "train" / "red" / "7.png").write_bytes(b"broken")
+    few = ("--data", pictures, "--global-batch-size", 60)
     said = refused(*few, cwd=tmp_path, ranks=1)  # of two ranks, the other might also say something
     assert re.search(r"red/7.png cannot be read: .*Error: cannot identify", said)
-    Image.new("1", (14_000, 14_000)).save(folder / "train" / "red" / "7.png")
+    Image.new("1", (14_000, 14_000)).save(pictures / "train" / "red" / "7.png")
     assert re.search(r"red/7.png cannot be read: .*Bomb", refused(*few, cwd=tmp_path, ranks=1))
     for mode in ("I;16", "I", "F"):
-        Image.new(mode, (80, 80)).save(folder / "train" / "red" / "7.png", "TIFF")
+        Image.new(mode, (80, 80)).save(pictures / "train" / "red" / "7.png", "TIFF")
         said = refused(*few, cwd=tmp_path, ranks=1)
         assert re.search(rf"red/7.png cannot be read: .* mode {mode} has more than 8 bits", said)
     assert "red cannot be" not in refused("--data", "nothing", cwd=tmp_path)
     for part in ("train", "val"):
-        shutil.copytree(folder / part / "blue", folder / part / ".ipynb_checkpoints")
+        shutil.copytree(pictures / part / "blue", pictures / part / ".ipynb_checkpoints")
     assert "move .ipynb_checkpoints out of " in refused(*few, cwd=tmp_path)
-    (folder / "val" / "red").rename(folder / "val" / "grey")
+    (pictures / "val" / "red").rename(pictures / "val" / "grey")
     assert "train and val of " in refused(*few, cwd=tmp_path)
     too_few = refused("--global-batch-size", 2001, cwd=tmp_path)
     assert too_few == "2000 samples are less than a global batch"

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.run import ROOT, copy_tree, full, losses, proof_of, proves, require_programs, wait_for
+from support.run import ROOT, copy_tree, full, losses, proof_of, require_programs, wait_for
 from support.slurm_cluster import bring_up
 
 SCRIPT = ROOT / "scripts" / "sbatch_run.sh"
@@ -158,35 +158,18 @@ def test_warned_a_job_saves_goes_back_into_the_queue_and_resumes(how, slurm, tmp
 
 
 @pytest.mark.full
-def test_warned_lesson_13_says_so_with_its_exit_status_and_resumes(slurm, tmp_path):
-    few = ("--data", "random", "--global-batch-size", 16, "--log-every", 1, "--workers", 0)
-    job = BatchJob(slurm, "--ntasks-per-node", 1, SCRIPT, "13", *few, cwd=tmp_path)
-    job.wait_for("^step 2 of 250,")
-    job.run("scancel", "--batch", "--signal=USR1", job.number)
-    job.wait_for(" the lesson has saved its state and stopped: back into the queue$")
-    assert job.wait() == "COMPLETED", job.log()
-    assert "The first to fail" not in job.log()
-    assert "\nresumed: runs/13_train/step-" in job.log()
-    assert proves(job.log())
-
-
-@pytest.mark.full
 @pytest.mark.parametrize(("notices", "how"), [("Slurm", []), ("the job", ["--torchrun"])])
 def test_a_job_that_has_lost_a_node_resumes_with_another(notices, how, tmp_path, monkeypatch):
     if notices == "the job":  # on most clusters Slurm waits for 5 minutes
         monkeypatch.setenv("LOCAL_SLURM_SETTINGS", "SlurmdTimeout=60")
-    folder = Path(f"/run/local-slurm-lost-{os.getpid()}")
-    cluster = bring_up(3, folder)
-    try:
+    with bring_up(3, "lost") as cluster:
         job = BatchJob(cluster, "--ntasks-per-node", 1, SCRIPT, *how, *LESSON_12, cwd=tmp_path)
         job.wait_for(": snapshot ")
-        os.kill(int((folder / "node2.pid").read_text()), 9)
+        os.kill(cluster.pid("node2"), 9)
         if notices == "the job":
             job.wait_for(" a node does not answer: wait until Slurm notices, and starts the job")
         job.wait_for(", start 2, nodes ")
         assert_resumed(job)
-    finally:
-        cluster.call("down")
     assert ", start 1, nodes node[1-2]\n" in job.log()
     assert ", start 2, nodes node[1,3]\n" in job.log()
 

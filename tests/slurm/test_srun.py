@@ -13,10 +13,9 @@ import sys
 import processes
 import pytest
 from launcher import rank, rendezvous, srun_options
-from support.run import BEGIN, IMPORT, LAUNCHER, ROOT, launch, wait_for, wait_without_trouble
+from support.run import BEGIN, FAST, IMPORT, LAUNCHER, ROOT, launch, wait_for, wait_without_trouble
 
 FIRST = "launcher: 1700000002.250000 rank 5 on node2 ended with signal KILL"
-FAST = {"grace": 1, "settle": 1, "patience": 1}  # seconds, and no more on a busy machine
 
 
 def test_gpus_are_counted_where_slurm_only_lists_them():

@@ -8,14 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from support import output_checks
 from support.forked_ranks import run_ranks
-from support.output_checks import (
-    check_bandwidth,
-    check_memory_and_messages,
-    check_saved_model,
-    check_shares,
-    check_what_is_sent,
-)
 from support.run import LESSONS, ROOT, cached_across_workers, output_of, proves
 
 
@@ -104,7 +98,7 @@ FORGOTTEN = (
 
 CASES = {
     "0": Case(cold=True, mutants=[NO_SUM]),
-    "1": Case(check=check_bandwidth, mutants=[NO_SUM]),
+    "1": Case(check=output_checks.check_bandwidth, mutants=[NO_SUM]),
     "2": Case(  # its defaults: the page promises 98%
         ranks=1,
         others=(),
@@ -138,17 +132,17 @@ CASES = {
     "5": Case(
         "--max-steps 5 --batch-size {share}",
         chain=10,  # with 5 steps to warm up
-        check=check_shares,
+        check=output_checks.check_shares,
         mutants=[Mutant(FLAT, "", r"hidden by computing: nan% \(limit 5%\): WRONG")],
     ),
     "6": Case(
         SHARED,
         chain=20,
-        check=check_saved_model,
+        check=output_checks.check_saved_model,
         mutants=[Mutant(WRAP, "ddp_model = model", FROM_ONE)],
     ),
     "test-profile": Case(
-        check=check_shares,
+        check=output_checks.check_shares,
         mutants=[
             Mutant("DistributedDataParallel(model, bucket_cap_mb=args.bucket_mb)", "model", "nan%")
         ],
@@ -169,7 +163,7 @@ CASES = {
         SHARED,
         ranks=4,
         chain=20,
-        check=check_saved_model,
+        check=output_checks.check_saved_model,
         mutants=[Mutant(WRAP, "ddp_model = model", FROM_ONE)],
     ),
     "create_mnist_h5": Case(
@@ -224,7 +218,7 @@ CASES = {
     ),
     "14": Case(
         "--max-steps 20 --batch-size 16",
-        check=check_what_is_sent,
+        check=output_checks.check_what_is_sent,
         mutants=[
             # Less is sent, but it learns worse.
             Mutant(
@@ -237,7 +231,7 @@ CASES = {
     "15": Case(
         "--max-steps 12",
         others=(1, 4),  # it refuses 3: their parts would not be equal
-        check=check_memory_and_messages,
+        check=output_checks.check_memory_and_messages,
         mutants=[
             # Nothing is freed after the forward pass.
             Mutant(

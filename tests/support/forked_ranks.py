@@ -26,9 +26,7 @@ FORKS.set_forkserver_preload(
         "support.forked_ranks",
         "h5py",
         "matplotlib.figure",
-        "torch",
         "torch._dynamo",
-        "torch.nn.parallel",
         "torch.utils.tensorboard",
         "torchvision.datasets",
     ]

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import random
@@ -17,6 +18,7 @@ import pytest
 from catalog import ROOT, load, read_course
 from docs import records
 from loss_curves import losses as losses  # for the tests
+from PIL import Image
 
 LAUNCHER = ROOT / "scripts" / "multinode_setup_and_run.sh"
 LESSONS = {lesson["id"]: lesson for lesson in read_course()}
@@ -38,6 +40,16 @@ def after(*names):
 def done(name):
     pathlib.Path(name).touch()
 """
+# A child in another session ignores SIGTERM and keeps stdout open. Its parent goes on with what
+# follows.
+STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a program started now ignores it, too
+child = subprocess.Popen(["sleep", "600"], start_new_session=True{more})
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+os.write(1, f"started {{child.pid}}\\n".encode())
+"""
+FAST = {"grace": 1, "settle": 1, "patience": 1}  # seconds, and no more on a busy machine
 # What a program begins with that uses the packages of scripts/.
 IMPORT = f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r})\n"
 
@@ -51,10 +63,10 @@ def run(command, timeout, cwd, env):
     return job.status, job.output
 
 
-def output_of(result):
-    """Return the output of (exit status, output), if it has ended well."""
+def output_of(result, expected=0):
+    """Return the output of (exit status, output), if it has ended as expected."""
     status, output = result
-    assert status == 0, output
+    assert status == expected, output
     return output
 
 
@@ -157,7 +169,6 @@ def works(*command):
 
 
 def require_programs(*programs):
-    """Skip where one of these programs is missing."""
     for program in programs:
         if shutil.which(program) is None:
             skip_or_fail_in_ci(f"needs {program}")
@@ -200,6 +211,15 @@ def open_in_browser(url, folder, *options):
     command += [f"--user-data-dir={folder}", "--virtual-time-budget=5000", *options]
     command += ["--dump-dom", url]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def write_pictures(folder, counts, colours):
+    """Write small pictures as ImageFolder reads them: so many of each class in each part."""
+    for part, name in itertools.product(counts, colours):
+        (folder / part / name).mkdir(parents=True)
+        for number in range(counts[part]):
+            picture = Image.new("RGB", (70 + number, 80), colours[name])
+            picture.save(folder / part / name / f"{number}.png")
 
 
 def recorded_output(lesson_id):

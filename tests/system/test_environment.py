@@ -17,8 +17,6 @@ from pathlib import Path
 import pytest
 from support.run import ROOT, copy_tree, full, output_of, run, skip_or_fail_in_ci
 
-PYTEST = 'import sys\nprint("pytest", sys.argv[1:])\n'
-
 
 def make_wheel(folder, name, version, *requires, files=None):
     """Write a wheel with a package of that name, and perhaps {path: text} besides."""
@@ -56,7 +54,8 @@ def wheels(tmp_path_factory):
     make_wheel(folder, "torchvision", "0.21.0", "torch==2.6.0")
     make_wheel(folder, "torchvision", "0.29.2", "torch>=2.14.0")
     make_wheel(folder, "accelerate", "1.0", "torch>=2.0")
-    make_wheel(folder, "pytest", "9.0", files={"pytest/__main__.py": PYTEST})
+    says = 'import sys\nprint("pytest", sys.argv[1:])\n'
+    make_wheel(folder, "pytest", "9.0", files={"pytest/__main__.py": says})
     return folder
 
 
@@ -159,8 +158,7 @@ def test_the_torch_of_a_site_is_kept_and_gets_the_torchvision_that_fits(
     assert [path for path in after if "__pycache__" not in path.parts] == before
     assert shell(*LIST, **active)[1].split()[0] == "0"  # a second time all is there
     # In a new terminal the site's is not active. .venv does not get another torch.
-    status, output = shell(*LIST)
-    assert status == 1
+    output = output_of(shell(*LIST), 1)
     assert output.startswith(f"{venv} was made for an environment that is not active now: ")
     assert "torch==2.6.0. Activate that environment first, " in output
 
@@ -182,8 +180,7 @@ def test_what_failed_is_taken_up_again_and_later_only_what_lacks_is_installed(sh
     requirements.write_text("torch>=2.6\ntorchvision>=0.21\n")
     (course / ".venv").mkdir()
     (course / ".venv" / "pyvenv.cfg").touch()  # half made
-    status, output = shell(*LIST, PIP_FIND_LINKS="")  # as without a network
-    assert status == 1
+    output = output_of(shell(*LIST, PIP_FIND_LINKS=""), 1)  # as without a network
     sentence = "The packages could not be installed into .venv: the lines above say why."
     assert output.splitlines()[-1] == sentence
     status, output = shell(*LIST)
@@ -223,24 +220,21 @@ def test_uv_installs_and_takes_up_what_was_interrupted(shell, course, uv):
 def test_uv_does_not_replace_the_torch_of_a_site(shell, course, uv, site):
     """It would, because it does not see what is outside of .venv. pip finds no torchvision here."""
     active = site("pytorch", "torch-2.6.0")
-    status, output = shell(*LIST, **{**uv, "PATH": active["PATH"] + uv["PATH"]})
-    assert status == 1, output
+    output_of(shell(*LIST, **{**uv, "PATH": active["PATH"] + uv["PATH"]}), 1)
     assert not list((course / ".venv").rglob("torch*"))
 
 
 @pytest.mark.full
 def test_pip_goes_on_where_uv_fails(shell, course, uv, wheels):
     """First without an index, so that pip comes to nothing, too. Then only pip is told of one."""
-    status, output = shell(*LIST, **{**uv, "UV_DEFAULT_INDEX": ""})
-    assert status == 1
+    output = output_of(shell(*LIST, **{**uv, "UV_DEFAULT_INDEX": ""}), 1)
     assert re.search(r"^uv failed: .* pip goes on, and is slower\.$", output, re.M), output
     output_of(shell(*LIST, **{**uv, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels)}))
     assert installer_of(course, "torch") == "pip"
 
 
 def test_a_torch_that_is_too_old_gets_a_sentence(site, shell, course):
-    status, output = shell(*LIST, **site("pytorch", "torch-2.5.1"))
-    assert status == 1
+    output = output_of(shell(*LIST, **site("pytorch", "torch-2.5.1")), 1)
     assert output.startswith("torch 2.6 or newer is needed; this environment has 2.5.1. Load")
     assert len(output.splitlines()) == 1
     assert not (course / ".venv").exists()

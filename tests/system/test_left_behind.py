@@ -7,18 +7,7 @@ import sys
 
 import processes
 import pytest
-from support.run import IMPORT, is_alive, started, wait_for, wait_without_trouble
-
-# A child that ignores SIGTERM and keeps stdout open. Its parent goes on with what follows.
-STUBBORN = """
-import os, signal, subprocess, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a program started now ignores it, too
-child = subprocess.Popen(["sleep", "600"], {options})
-signal.signal(signal.SIGTERM, signal.SIG_DFL)
-os.write(1, f"started {{child.pid}}\\n".encode())
-"""
-ELSEWHERE = "start_new_session=True"
-FAST = {"grace": 1, "settle": 1, "patience": 1}  # seconds, and no more on a busy machine
+from support.run import FAST, IMPORT, STUBBORN, is_alive, started, wait_for, wait_without_trouble
 
 
 def test_a_launcher_that_is_stopped_ends_its_ranks(launch_ranks):
@@ -40,7 +29,7 @@ time.sleep(600)
 
 def test_nobody_waits_for_a_pipe_that_cannot_be_closed(launch_ranks):
     """A process without the mark, in another session, is not found. The launcher ends anyway."""
-    with launch_ranks(STUBBORN.format(options=f"{ELSEWHERE}, env={{}}"), "1") as job:
+    with launch_ranks(STUBBORN.format(more=", env={}"), "1") as job:
         job.wait()
     (pid,) = started(job)
     assert is_alive(pid)
@@ -71,7 +60,7 @@ exit_with(main)
     ("name", "status"), [("INT", 130), ("HUP", 129), ("QUIT", 131), ("TERM", 143), ("KILL", -9)]
 )
 def test_whatever_ends_a_command_ends_what_it_waits_for(name, status):
-    stubborn = STUBBORN.format(options=ELSEWHERE) + "time.sleep(600)\n"
+    stubborn = STUBBORN.format(more="") + "time.sleep(600)\n"
     command = [sys.executable, "-c", WAITS, 1, stubborn]
     with processes.Job(command, 60, stderr=subprocess.STDOUT, **FAST) as job:
         next(job.lines())

@@ -10,18 +10,12 @@ from docs.records import read_records
 from markupsafe import escape
 from matplotlib.figure import Figure
 from runner import report, run_course
-from support.run import LESSONS, ROOT, is_alive, output_of, proof_of, recorded_output, run
+from support.run import LESSONS, ROOT, STUBBORN, is_alive, output_of, proof_of, recorded_output, run
 from torch.utils.tensorboard import SummaryWriter
 
 RUN_COURSE = [sys.executable, ROOT / "scripts" / "runner" / "run_course.py"]
 
-# Leaves a process that ignores SIGTERM and keeps stdout open.
-STUBBORN = """
-import signal, subprocess, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-subprocess.Popen(["sleep", "600"], start_new_session=True)
-signal.signal(signal.SIGTERM, signal.SIG_DFL)
-"""
+LEAVES = STUBBORN.format(more="")
 # Lessons that take no time: {id: (the program, the verdict that it should get)}. They may take 4 s.
 STAND_INS = {
     "well": ("print('=> a claim: ok')", "ok"),
@@ -29,8 +23,8 @@ STAND_INS = {
     "silent": ("print('ends well, and proves nothing')", "no proof line"),
     "crashes": ("import os; os.kill(os.getpid(), 11)", "exit status -11"),
     "cannot": ("import sys; print('No <wheels>.'); sys.exit(69)", "skipped: No <wheels>."),
-    "hangs": (f"{STUBBORN}time.sleep(600)", "stopped after 4 s, processes left: 1"),
-    "leaves": (f"{STUBBORN}print('=> a claim: ok')", "processes left: 1"),
+    "hangs": (f"{LEAVES}time.sleep(600)", "stopped after 4 s, processes left: 1"),
+    "leaves": (f"{LEAVES}print('=> a claim: ok')", "processes left: 1"),
 }
 
 

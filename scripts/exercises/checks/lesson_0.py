@@ -1,5 +1,3 @@
-"""What the check of each exercise of lesson 0 does."""
-
 import contextlib
 import io
 import time
@@ -11,7 +9,6 @@ from exercises.common import attempt, short
 
 
 def check_0_1(exercise, rank, world_size, report):
-    """What mean() returns, and whether it changes the tensor it gets."""
     values = [[n, 10.0 * n * n] for n in range(world_size)]
     own = values[rank]
     value = torch.tensor(own)
@@ -22,7 +19,6 @@ def check_0_1(exercise, rank, world_size, report):
 
 
 def check_0_2(exercise, rank, world_size, report):
-    """How report() ends, and what it prints."""
     group = dist.new_group(timeout=timedelta(seconds=3))
     images = torch.tensor(500.0 + 7 * rank)
     printed = io.StringIO()

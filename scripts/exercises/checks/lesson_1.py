@@ -1,5 +1,3 @@
-"""What the check of each exercise of lesson 1 does."""
-
 import torch.distributed as dist
 from exercises.common import SlowQueue
 

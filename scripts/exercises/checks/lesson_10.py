@@ -1,5 +1,3 @@
-"""What the check of each exercise of lesson 10 does."""
-
 import os
 from datetime import timedelta
 from functools import partial
@@ -11,7 +9,6 @@ from exercises.common import attempt, noted, shared_folder
 
 
 def check_10_1(exercise, rank, world_size, report):
-    """What evaluate() counts over 10, 12 and 3 images, and how many a rank looks at."""
     for count in (10, 12, 3):
         labels = [1, 1] + [0] * (count - 2)  # so the first two are wrong
         (right, total), looked_at = evaluate(exercise, labels, rank, world_size)
@@ -21,7 +18,6 @@ def check_10_1(exercise, rank, world_size, report):
 
 
 def check_10_2(exercise, rank, world_size, report):
-    """The accuracy that evaluate() returns, and how many images each rank sees."""
     for labels in ([0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 0], [1, 0, 0, 0, 1, 0, 0, 0, 1]):
         count, right = len(labels), labels.count(0) / len(labels)
         share, looked_at = evaluate(exercise, labels, rank, world_size)
@@ -47,7 +43,6 @@ GPUS = [4, 2, 0]  # on a node, for pick_device() of exercise 10.3
 
 
 def check_10_3(exercise, rank, world_size, report):
-    """What save() writes, the devices, and what start() uses on two simulated nodes."""
     os.environ.update(LOCAL_RANK=str(rank % 2), LOCAL_WORLD_SIZE="2")
     path = shared_folder(rank) / "model.pt"
     writes = noted(torch, "save", 0.3)  # a large model on a slow disk

@@ -1,5 +1,3 @@
-"""What the check of each exercise of lesson 11 does."""
-
 import os
 import pickle
 from itertools import combinations, pairwise
@@ -10,7 +8,6 @@ from torch.utils.data import DataLoader
 
 
 def check_11_1(exercise, rank, world_size, report):
-    """Whether a file is open before the workers start, and what the workers read."""
     path = shared_folder(rank) / f"rank{rank}.h5"
     exercise.write(path, 32)
     dataset = exercise.Images(path)
@@ -26,7 +23,6 @@ def check_11_1(exercise, rank, world_size, report):
 
 
 def check_11_2(exercise, rank, world_size, report):
-    """How train() ends on each rank, and the batches of 10 and of 12 chunks."""
     steps, error = attempt(exercise.train, 10, rank, world_size)
     report.no_error("training ended with", error)
     batches = len(list(exercise.batches(10, rank, world_size)))
@@ -44,7 +40,6 @@ def compare_11_2(seen, report):
 
 
 def check_11_3(exercise, rank, world_size, report):
-    """The images of stream() in two epochs, their order, and the chunks it reads."""
     orders = []
     for epoch in (0, 1):
         file = exercise.File(4 * world_size, 8)

@@ -1,5 +1,3 @@
-"""What the check of each exercise of lesson 12 does."""
-
 import io
 
 import torch
@@ -7,7 +5,6 @@ from exercises.common import flat, gap
 
 
 def check_12_1(exercise, rank, world_size, report):
-    """Points and parameters of a Job that is stopped, and of one without a stop."""
     for stop in (2, 5, 7):
         straight, first, second = exercise.Job(), exercise.Job(), exercise.Job()
         straight.train(12)

@@ -1,5 +1,3 @@
-"""What the check of each exercise of lesson 13 does."""
-
 import copy
 import tempfile
 from pathlib import Path
@@ -12,7 +10,6 @@ from torch.optim import SGD
 
 
 def check_13_1(exercise, rank, world_size, report):
-    """The weights after step() with three batches, and how often gradients were sent."""
     torch.manual_seed(1)
     net = torch.nn.Linear(2, 1)
     alone = copy.deepcopy(net)
@@ -34,7 +31,6 @@ def check_13_1(exercise, rank, world_size, report):
 
 
 def check_13_2(exercise, rank, world_size, report):
-    """How far step() moves a weight with a short gradient, and with a long one."""
     for size in (0.5, 8.0):  # the lengths of the true gradients
         model = torch.nn.Linear(1, 1, bias=False)
         torch.nn.init.constant_(model.weight, size / 2)
@@ -47,7 +43,6 @@ def check_13_2(exercise, rank, world_size, report):
 
 
 def check_13_3(exercise, rank, world_size, report):
-    """Outputs, running mean and gradients of BatchNorm, here and in one process."""
     whole = torch.arange(4.0 * world_size)[:, None].square() / 10
     weights = torch.linspace(-1, 2, len(whole))[:, None].cos()
     own = slice(4 * rank, 4 * rank + 4)
@@ -65,7 +60,6 @@ def check_13_3(exercise, rank, world_size, report):
 
 
 def check_13_4(exercise, rank, world_size, report):
-    """What load_folder() and make_model() do with three folders, one of them wrong."""
     for part, classes, others in (
         ("val", "abc", "abc"),
         ("test", "abcdefghijkl", "abcdefghijkl"),
@@ -87,6 +81,5 @@ def check_13_4(exercise, rank, world_size, report):
 
 
 def check_13_5(exercise, rank, world_size, report):
-    """The models of all ranks, and the one that a single process trains."""
     # With all points on each rank there is nothing to average, so this is how one process trains.
     report.like_one_process(exercise.train(rank, world_size), exercise.train(0, 1))

@@ -1,5 +1,3 @@
-"""What the check of each exercise of lesson 14 does."""
-
 import torch
 import torch.distributed as dist
 from exercises.common import flat, noted, train_alone
@@ -7,7 +5,6 @@ from torch.optim import SGD
 
 
 def check_14_1(exercise, rank, world_size, report):
-    """What largest() sends and keeps in 6 steps, and where train() ends."""
     gradient, rest = torch.tensor([8.0, -4.0, 2.0]), torch.zeros(3)
     sent = [exercise.largest(gradient.clone(), rest).tolist() for _ in range(6)]
     most = max(sum(x != 0 for x in step) for step in sent)
@@ -18,7 +15,6 @@ def check_14_1(exercise, rank, world_size, report):
 
 
 def check_14_2(exercise, rank, world_size, report):
-    """The parameters after train(), beside one process's, and how much was sent."""
     mine, messages = exercise.train(rank, world_size, 4)
     torch.manual_seed(0)
     model = torch.nn.Linear(1, 1)
@@ -30,7 +26,6 @@ def check_14_2(exercise, rank, world_size, report):
 
 
 def check_14_3(exercise, rank, world_size, report):
-    """The weight of each rank after train(), and how many means were taken."""
     means = noted(dist, "all_reduce")
     mine = flat(exercise.train(rank))
     # All steps are linear, so the mean is what one process learns from the mean of 1, 2, ...

@@ -1,5 +1,3 @@
-"""What the check of each exercise of lesson 15 does."""
-
 import math
 import weakref
 
@@ -12,7 +10,6 @@ from torch.utils._pytree import tree_leaves
 
 
 def check_15_1(exercise, rank, world_size, report):
-    """How many numbers a rank keeps of the sharded model, and the loss."""
     model, _, losses = exercise.train(50)
     numbers = sum(parameter.to_local().numel() for parameter in model.parameters())
     report.at_most("numbers that it keeps, of the model's 193:", numbers, 192)
@@ -20,7 +17,6 @@ def check_15_1(exercise, rank, world_size, report):
 
 
 def check_15_2(exercise, rank, world_size, report):
-    """How many numbers Net keeps for backward, and whether its gradients are right."""
     torch.manual_seed(0)
     model, x = exercise.Net(), torch.randn(256, 32)
     numbers = exercise.kept(model, x)
@@ -33,7 +29,6 @@ def check_15_2(exercise, rank, world_size, report):
 
 
 def check_15_3(exercise, rank, world_size, report):
-    """How many of Adam's numbers a rank keeps, and its parameters after 20 steps."""
     model, optimizer = exercise.train(20)
     most = 2 * math.ceil(193 / world_size)  # two averages of the longest part
     text = "numbers that it keeps, of the 386 of Adam's states:"
@@ -73,7 +68,6 @@ def most_pieces_held(function, query, key, value, pieces):
 
 
 def check_15_4(exercise, rank, world_size, report):
-    """What ring_attention() returns, and how many pieces of the keys a rank holds."""
     text = exercise.make_text(8 * world_size)
     for scores, larger in (("small", 1), ("large", 50)):  # above 100: their exp is infinite
         query, key, value = [text[0] * larger, *text[1:]]
@@ -87,7 +81,6 @@ def check_15_4(exercise, rank, world_size, report):
 
 
 def check_15_5(exercise, rank, world_size, report):
-    """The answers that each token gets, and the tokens that each expert sees."""
     torch.manual_seed(rank)
     tokens = torch.randn(3 + rank, exercise.WIDTH)  # not the same number on all ranks
     # Nobody asks the last expert, many ask expert 0.
@@ -113,7 +106,6 @@ def compare_15_5(seen, report):
 
 
 def check_15_6(exercise, rank, world_size, report):
-    """Whether training waits for a checkpoint, when latest names it, what load reads."""
     from torch.distributed.checkpoint import FileSystemWriter
 
     noted(FileSystemWriter, "write_data", seconds=1)  # a slow disk
@@ -144,7 +136,6 @@ def check_15_6(exercise, rank, world_size, report):
 
 
 def check_15_7(exercise, rank, world_size, report):
-    """What each rank holds of the model, and whether it is trained as a whole one."""
     model, losses = exercise.train(50)
     parts = [parameter.to_local().flatten().tolist() for parameter in model.parameters()]
     report.equal("numbers that it holds, of the model's 258:", sum(map(len, parts)), 129)
@@ -158,7 +149,6 @@ def compare_15_7(seen, report):
 
 
 def check_15_8(exercise, rank, world_size, report):
-    """How far the parameters are from one process's, after one step and after 20."""
     alone, x = exercise.make_model(), exercise.make_data()
     start, momenta = [y.detach().clone() for y in alone.parameters()], [0, 0]
     for step in range(20):
@@ -178,7 +168,6 @@ def check_15_8(exercise, rank, world_size, report):
 
 
 def check_15_9(exercise, rank, world_size, report):
-    """The pairs of a rank, what ring attention and its backward return, and what it holds."""
     length = 8 * world_size
     text = exercise.make_text(length)
     query, key, value = [tensor.clone().requires_grad_() for tensor in text]
@@ -211,7 +200,6 @@ def compare_15_9(seen, report):
 
 
 def check_15_10(exercise, rank, world_size, report):
-    """The output and the gradients of one step, and how the tokens are spread after 40."""
     torch.manual_seed(1)
     shape = (world_size, exercise.TOKENS, exercise.WIDTH)
     tokens, target = torch.randn(shape), torch.randn(shape)

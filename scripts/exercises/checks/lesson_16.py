@@ -1,10 +1,7 @@
-"""What the check of each exercise of lesson 16 does."""
-
 import torch
 
 
 def check_16_1(exercise, rank, world_size, report):
-    """What RowWise gives with a bias, and the losses of the ranks that share a model."""
     torch.manual_seed(1)
     linear = torch.nn.Linear(4, 2)
     x = torch.randn(1, 4)
@@ -17,7 +14,6 @@ def check_16_1(exercise, rank, world_size, report):
 
 
 def check_16_2(exercise, rank, world_size, report):
-    """What a block of shares gives, beside one process, and the bytes that it keeps and sends."""
     torch.manual_seed(2)
     x = torch.randn(exercise.POSITIONS, exercise.WIDTH)
     parts = {"output": slice(1), "gradients of x, up, down": slice(1, 4)}
@@ -36,7 +32,6 @@ def check_16_2(exercise, rank, world_size, report):
 
 
 def check_16_3(exercise, rank, world_size, report):
-    """The loss, its gradients and the bytes sent, for small logits and for large ones."""
     hidden, *others = exercise.make_data()
     for logits, times in (("small", 1), ("large", 100)):  # above 88: their exp is infinite
         data = [hidden * times, *others]

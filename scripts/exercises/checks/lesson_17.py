@@ -1,5 +1,3 @@
-"""What the check of each exercise of lesson 17 does."""
-
 from itertools import accumulate
 
 import torch
@@ -7,7 +5,6 @@ from exercises.common import flat, gradients, train_alone
 
 
 def check_17_1(exercise, rank, world_size, report):
-    """Gradients with several micro-batches and with one; and where train() ends."""
     x = torch.linspace(-1, 1, 256).reshape(64, 4)
     y = x.sum(dim=1, keepdim=True)
     found = {}
@@ -21,7 +18,6 @@ def check_17_1(exercise, rank, world_size, report):
 
 
 def check_17_2(exercise, rank, world_size, report):
-    """Losses and weights beside one process, and the micro-batches that are held."""
     x = torch.linspace(-1, 1, 1024).reshape(64, 16)
     y = x.flip(0)
     whole = torch.nn.Sequential(*(exercise.build_stage(stage) for stage in range(world_size)))

@@ -1,8 +1,4 @@
-"""What the check of each exercise of lesson 18 does."""
-
-
 def check_18_1(exercise, rank, world_size, report):
-    """How long a message of 100 million gradients takes, and a step."""
     nodes = (1, 2, 4)
     messages = [exercise.message_ms(100e6, number, 25.0) for number in nodes]
     # Source: the bytes that a ring sends, 2 (n - 1) / n of the message.

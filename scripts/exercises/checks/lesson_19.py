@@ -1,11 +1,8 @@
-"""What the check of each exercise of lesson 19 does."""
-
 import torch
 from exercises.common import shared_folder
 
 
 def check_19_1(exercise, rank, world_size, report):
-    """The rows and the gradients that average_rows() gives."""
     # One row that all ranks have used, and one that only this rank has used, twice.
     rows = [torch.tensor([0, 1 + r, 1 + r]) for r in range(world_size)]
     values = [torch.arange(6.0).view(3, 2) + 10 * r for r in range(world_size)]
@@ -19,7 +16,6 @@ def check_19_1(exercise, rank, world_size, report):
 
 
 def check_19_2(exercise, rank, world_size, report):
-    """The mean of 48 MB of ratings, and how much the memory grows meanwhile."""
     path = shared_folder(rank) / f"rank{rank}"
     exercise.write(path)
     ratings = exercise.Ratings(path)

@@ -1,5 +1,3 @@
-"""What the check of each exercise of lesson 2 does."""
-
 import copy
 
 import torch
@@ -8,7 +6,6 @@ from torch.optim import SGD
 
 
 def check_2_1(exercise, rank, world_size, report):
-    """The parameters and the mean loss after train_one_epoch(), and the right ones."""
     x = torch.linspace(-1, 1, 10)[:, None]
     batches = list(zip(x.split(4), (2 * x - 1).split(4)))
     torch.manual_seed(1)

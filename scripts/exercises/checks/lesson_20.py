@@ -1,12 +1,9 @@
-"""What the check of each exercise of lesson 20 does."""
-
 import torch
 from accelerate import Accelerator
 from torch.utils.data import TensorDataset
 
 
 def check_20_1(exercise, rank, world_size, report):
-    """The learning rates of train() with Accelerate, step by step."""
     x = torch.linspace(-1, 1, 80).unsqueeze(1)
     rates = exercise.train(Accelerator(cpu=True), TensorDataset(x, 2 * x))
     steps = 20 // world_size

@@ -1,5 +1,3 @@
-"""What the check of each exercise of lesson 3 does."""
-
 import time
 
 import torch.distributed as dist
@@ -7,7 +5,6 @@ from exercises.common import noted, shared_folder
 
 
 def check_3_1(exercise, rank, world_size, report):
-    """What each rank reads with load_labels(), and the number of downloads."""
     folder = shared_folder(rank)
     calls = noted(exercise, "download")
     dist.barrier()

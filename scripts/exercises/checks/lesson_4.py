@@ -1,5 +1,3 @@
-"""What the check of each exercise of lesson 4 does."""
-
 import torch
 import torch.distributed as dist
 from exercises.common import attempt, flat, gap, noted, short, train_alone
@@ -9,7 +7,6 @@ from torch.utils.data import TensorDataset
 
 
 def check_4_1(exercise, rank, world_size, report):
-    """The parameters after train(), and one process's parameters."""
     x, y = exercise.make_points()
     model, losses = exercise.train(x, y, rank, world_size)
     torch.manual_seed(0)
@@ -19,7 +16,6 @@ def check_4_1(exercise, rank, world_size, report):
 
 
 def check_4_2(exercise, rank, world_size, report):
-    """The numbers that each rank trains with in two epochs, and in which order."""
     epochs = exercise.train(torch.arange(40.0), 2, 2, rank, world_size)[1]
     report.new_order(*epochs)
     return epochs
@@ -30,7 +26,6 @@ def compare_4_2(seen, report):
 
 
 def check_4_3(exercise, rank, world_size, report):
-    """The parameters of all ranks after train(), and the loss over all points."""
     x = torch.linspace(-2, 2, 32)[:, None]
     y = torch.sin(x)
     model = exercise.train(x, y, rank, world_size)
@@ -43,7 +38,6 @@ def compare_4_3(seen, report):
 
 
 def check_4_4(exercise, rank, world_size, report):
-    """The images that my_part() gives to each rank: of 20, and of 21 in two epochs."""
     part = exercise.my_part(20, 0, rank, world_size)
     report.equal("images that it gets of 20:", len(part), 20 // world_size)
     first, second = [exercise.my_part(21, epoch, rank, world_size).tolist() for epoch in range(2)]
@@ -60,7 +54,6 @@ IMAGES, BATCH, EPOCHS = 96, 8, 2  # of exercise 4.5
 
 
 def check_4_5(exercise, rank, world_size, report):
-    """Each rank's images in train(), the mean gradient, the parameters, the losses."""
     generator = torch.Generator().manual_seed(1)
     images = torch.randint(256, (IMAGES, 28, 28), dtype=torch.uint8, generator=generator)
     labels = torch.randint(10, (IMAGES,), generator=generator)

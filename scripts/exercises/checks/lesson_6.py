@@ -1,5 +1,3 @@
-"""What the check of each exercise of lesson 6 does."""
-
 import torch
 import torch.distributed as dist
 from exercises.common import attempt, flat, gap, noted, shared_folder
@@ -7,7 +5,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def check_6_1(exercise, rank, world_size, report):
-    """The losses of train(), and the parameters, beside one process's."""
     model, losses = exercise.train(rank, world_size)
     alone, _ = exercise.train(0, 1)
     report.learned(losses)
@@ -15,7 +12,6 @@ def check_6_1(exercise, rank, world_size, report):
 
 
 def check_6_2(exercise, rank, world_size, report):
-    """What each rank reads from the file after save(), and how often it was written."""
     path = shared_folder(rank) / "checkpoint.pt"
     # A large model on a slow disk, and never at the same moment.
     calls = noted(torch, "save", 0.3 + 0.2 * rank)
@@ -38,7 +34,6 @@ def compare_6_2(seen, report):
 
 
 def check_6_3(exercise, rank, world_size, report):
-    """What load() does with a checkpoint of save(), and with names that don't fit."""
     folder = shared_folder(rank)
     torch.manual_seed(3)
     model = DistributedDataParallel(exercise.make_model())
@@ -57,7 +52,6 @@ def check_6_3(exercise, rank, world_size, report):
 
 
 def check_6_4(exercise, rank, world_size, report):
-    """The weights 10 steps after load(), and without a stop."""
     path = shared_folder(rank) / "checkpoint.pt"
     first = exercise.begin()
     losses = exercise.train(*first, 10)

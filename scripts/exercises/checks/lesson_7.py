@@ -1,5 +1,3 @@
-"""What the check of each exercise of lesson 7 does."""
-
 from types import SimpleNamespace
 
 from exercises.common import SlowQueue

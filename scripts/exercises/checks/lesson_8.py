@@ -1,5 +1,3 @@
-"""What the check of each exercise of lesson 8 does."""
-
 from itertools import chain
 
 import torch
@@ -10,7 +8,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 
 def check_8_1(exercise, rank, world_size, report):
-    """The loss of train(), and its learning rate, which grows with the global batch."""
     points = exercise.make_points()
     x, y = points.tensors
     model, steps, lr = exercise.train(points, rank, world_size)
@@ -21,7 +18,6 @@ def check_8_1(exercise, rank, world_size, report):
 
 
 def check_8_2(exercise, rank, world_size, report):
-    """The learning rates of 8 steps, 4 of them warm-up, with three world sizes."""
     for size in (1, 4, world_size):
         expected = [0.01 * (1 + (size - 1) * min(1, step / 4)) for step in range(8)]
         report.numbers(f"with world size {size}:", exercise.learning_rates(8, 4, size), expected)

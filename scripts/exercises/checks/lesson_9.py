@@ -1,12 +1,9 @@
-"""What the check of each exercise of lesson 9 does."""
-
 import torch
 import torch.distributed as dist
 from exercises.common import attempt, noted, short
 
 
 def check_9_1(exercise, rank, world_size, report):
-    """The labels that each rank gets from load_labels(), and which ranks read them."""
     within = exercise.make_nodes(2)
     reads = noted(exercise, "read")
     labels, error = attempt(exercise.load_labels, within)
@@ -22,7 +19,6 @@ def compare_9_1(seen, report):
 
 
 def check_9_2(exercise, rank, world_size, report):
-    """What sum_over_nodes() gives on each rank, and the groups that it used for it."""
     within, between, leader = exercise.make_groups(2)
     names = ("all_reduce", "reduce", "broadcast", "all_gather")
     collectives = [noted(dist, name) for name in names]
