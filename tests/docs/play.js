@@ -43,6 +43,7 @@ async function play(output) {
         moved ||= section.innerHTML !== before;
         if (/NaN|undefined|Infinity/.test(section.innerHTML)) dead.push(`${control.name} ${control.value}`);
       }
+      if (document.documentElement.scrollWidth > innerWidth) dead.push(`${control.name} is too wide`);
       if (!moved) dead.push(control.name || control.textContent);
     }
   }

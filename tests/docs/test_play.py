@@ -21,14 +21,14 @@ PREDICT = load("scripts/predict_step.py")
 BUBBLE = load("day2/exercises/solutions/17.3_fill_the_bubble.py")
 
 
-def in_page(function, given, folder):
+def in_page(function, given, folder, *options):
     """Return what a function of play.js returns in the page, in a real browser."""
     script = (ROOT / "tests/docs/play.js").read_text()
     script += f"addEventListener('load', () => report({function}, {json.dumps(given)}));"
     page = folder / "play.html"
     text = (ROOT / PLAY).read_text()
     page.write_text(text.replace("</head>", f"<script>{script}</script></head>"))
-    dom = open_in_browser(f"file://{page}", folder / "profile")
+    dom = open_in_browser(f"file://{page}", folder / "profile", *options)
     wrong, result = json.loads(html.unescape(re.search('"report">(.*?)</pre>', dom)[1]))
     assert wrong == []
     return result
@@ -185,6 +185,6 @@ def test_the_page_computes_what_the_lessons_compute(tmp_path, monkeypatch):
 
 def test_each_figure_asks_first_and_each_control_moves_it(tmp_path):
     output = recorded_output("18")
-    dead, own = in_page("play", output, tmp_path)
+    dead, own = in_page("play", output, tmp_path, "--window-size=360,800")
     assert dead == []
     assert re.search(r"size / (\S+ Gbit/s)", output)[1] in own
