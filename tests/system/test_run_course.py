@@ -38,11 +38,11 @@ def run_stand_ins(tmp_path, monkeypatch, capsys):
     for name, (program, _) in STAND_INS.items():
         file = tmp_path / f"{name}.py"
         file.write_text(program)
-        lesson = {"id": name, "file": str(file), "idea": name, "limit": 4}
+        lesson = {"id": name, "file": str(file), "idea": name}
         lessons.append({**lesson, "nodes": False, "arguments": []})
     monkeypatch.setattr(run_course, "read_course", lambda: lessons)
     monkeypatch.chdir(tmp_path)
-    impatient = functools.partial(run_course.run, grace=1, settle=1, patience=1)
+    impatient = functools.partial(run_course.run, limit=4, grace=1, settle=1, patience=1)
     monkeypatch.setattr(run_course, "run", impatient)
 
     def run(*names):
