@@ -59,8 +59,9 @@ def read_exercises():
 
 
 def read_days():
-    """Return the timetables of a class: a list of the tables [[day]] in course.toml."""
-    return tomllib.loads((SCRIPTS / "course.toml").read_text())["day"]
+    """Return the timetables of a class: the days of course.toml, each with its id and its parts."""
+    days = tomllib.loads((SCRIPTS / "course.toml").read_text())["day"]
+    return [{"id": name, "parts": parts} for name, parts in days.items()]
 
 
 def read_pages():
