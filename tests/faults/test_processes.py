@@ -15,20 +15,14 @@ MEMORY = (
     "with `--mem` at `salloc`."
 )
 LONG = ("--epochs", 100)
+KILLED = r"^The first to fail: rank {} on .* ended with signal KILL\.$"
 
 
 @pytest.mark.parametrize(
     ("whom", "nodes", "command", "begun", "rank", "says"),
     [
         ("rank 1, Day 1", "", "1 2", "1 MB:", 1, r"process 1 terminated with signal SIGKILL$"),
-        (
-            "rank 0, `--local`",
-            "2",
-            "9",
-            "1 MB:",
-            0,
-            r"^The first to fail: rank 0 on .* ended with signal KILL\.$",
-        ),
+        ("rank 0, `--local`", "2", "9", "1 MB:", 0, KILLED.format(0)),
     ],
 )
 def test_a_rank_is_killed(whom, nodes, command, begun, rank, says, tmp_path):
