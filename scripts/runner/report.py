@@ -150,16 +150,13 @@ SPEEDS = {
 }
 
 
-def cores_of(line):
-    return int(re.search(r"(\d+) CPU cores", line)[1])
-
-
 def comparable(own):
     """Return the record of the machine that is most like this line on a machine, or {}."""
     texts = [file.read_text() for file in sorted((ROOT / "tests" / "records").glob("*.json"))]
     records = {next(iter(x.values()))["on"]: x for x in map(json.loads, texts)}
     alike = [on for on in records if ("no GPU" in on) == ("no GPU" in own)]
-    nearest = min(alike, key=lambda on: abs(cores_of(on) - cores_of(own)), default=None)
+    gaps = {on: abs(int(on.split()[1]) - int(own.split()[1])) for on in alike}  # of CPU cores
+    nearest = min(gaps, key=gaps.get, default=None)
     return records.get(nearest, {})
 
 
