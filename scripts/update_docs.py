@@ -24,7 +24,7 @@ import system_info
 from catalog import ROOT
 from docs import records
 from docs.blocks import Course, fill
-from docs.pages import DECKS, PAGES
+from docs.pages import DECKS, PAGES, PLAY
 from processes import exit_with
 from runner.run_lesson import lesson_command, run
 
@@ -90,7 +90,7 @@ def main():
     if args.faults:
         course.faults = record_faults()
     stale = []
-    for page in [*PAGES, *DECKS]:
+    for page in [*PAGES, *DECKS, PLAY]:
         old = (ROOT / page).read_text()
         try:
             new = fill(old, page, course)

@@ -1,0 +1,199 @@
+"""The page to play with computes what the lessons compute, and each of its controls works."""
+
+import html
+import json
+import re
+from argparse import Namespace
+from itertools import accumulate
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from catalog import load
+from docs.pages import PLAY
+from runner import report
+from support.run import ROOT, load_lesson, open_in_browser, recorded_output, seeded_rng
+from torch.distributed.pipelining import ScheduleInterleaved1F1B
+
+COST, FSDP, TENSOR, PIPELINE = map(load_lesson, ("18", "15", "16", "17"))
+PREDICT = load("scripts/predict_step.py")
+BUBBLE = load("day2/exercises/solutions/17.3_fill_the_bubble.py")
+
+
+def in_page(function, given, folder):
+    """Return what a function of play.js returns in the page, in a real browser."""
+    script = (ROOT / "tests/docs/play.js").read_text()
+    script += f"addEventListener('load', () => report({function}, {json.dumps(given)}));"
+    page = folder / "play.html"
+    text = (ROOT / PLAY).read_text()
+    page.write_text(text.replace("</head>", f"<script>{script}</script></head>"))
+    dom = open_in_browser(f"file://{page}", folder / "profile")
+    wrong, result = json.loads(html.unescape(re.search('"report">(.*?)</pre>', dom)[1]))
+    assert wrong == []
+    return result
+
+
+def choose(rng):
+    """Return settings of all figures."""
+    s = {
+        "ranks": rng.randint(2, 8),
+        "latency": rng.choice([1, 50, 2000]),
+        "tree": rng.random() < 0.5,
+    }
+    s |= {
+        "gigabits": 10 ** rng.uniform(-1, 3),
+        "within": rng.uniform(1, 900),
+        "cap": rng.randint(1, 50),
+    }
+    s |= {"layers": rng.randint(1, 9), "ms": rng.uniform(1, 999), "numbers": rng.randint(1, 9**7)}
+    s |= {"megabytes": s["layers"] * s["numbers"] * 4 / 1e6}
+    s |= {
+        "width": rng.choice([64, 128]),
+        "length": rng.choice([16, 64]),
+        "texts": rng.randint(1, 4),
+    }
+    s |= {"vocabulary": rng.choice([128, 8 * rng.randint(1, 999)]), "tflops": rng.uniform(1, 900)}
+    s |= {
+        "gpus": rng.choice([1, 2, 4]),
+        "nodes": rng.choice([1, 2]),
+        "parts": rng.choice([1, 2, 3, 4, 5, 8, 12, 16, 24, 32]),
+    }
+    s |= {"name": rng.choice(["GPipe", "1F1B", "interleaved", "zero bubble"])}
+    return s | {"backward": rng.choice([1, 2])}
+
+
+def check_ring(s, states):
+    sums, arrived = load("slides/figures/ideas_day1.py").ring_states(s["ranks"])
+    for state, held, new in zip(states, sums, arrived, strict=True):
+        assert state["sums"] == [[sum(part) for part in row] for row in held]
+        assert sorted(map(tuple, state["arrived"])) == sorted(new)
+
+
+def check_step(s, step):
+    layers = [torch.empty(s["numbers"])] * s["layers"]
+    limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, s["cap"] * 2**20]
+    buckets, _ = dist._compute_bucket_assignment_by_size(layers, limits)
+    assert step["buckets"] == buckets
+    sizes = [len(bucket) * s["numbers"] * 4 / 1e6 for bucket in buckets]
+    end, begin = s["ms"], s["ms"] * PREDICT.FORWARD
+    times = [begin + (end - begin) * (bucket[-1] + 1) / len(layers) for bucket in buckets]
+    link = COST.Link(s["latency"] / 1e3, s["gigabits"] / 8, s["tree"])
+    assert step["total"] == pytest.approx(
+        COST.step_ms(COST.Step(s["ranks"], 1, link, sizes, [*times, end, end]))
+    )
+
+
+def check_fit(s, fit):
+    gpus, nodes, ways = s["gpus"], s["nodes"], fit["ways"]
+    ranks = gpus * nodes
+    for lesson in (FSDP, TENSOR, PIPELINE):
+        lesson.LAYERS, lesson.WIDTH, lesson.LENGTH = s["layers"], s["width"], s["length"]
+    model = FSDP.Net()
+    model.tokens = torch.nn.Embedding(s["vocabulary"], s["width"])
+    model.logits = torch.nn.Linear(s["width"], s["vocabulary"])
+    size = FSDP.held(model.parameters())
+    assert fit["count"]["all"] * 4 == size
+    # Lesson 15's own proof judges what the page says of a rank, and of one process.
+    names = ("parameters", "gradients", "states")
+    sharded, one = ways["FSDP"]["bytes"], ways["DDP"]["bytes"]
+    counts = [sharded[x] for x in names]
+    counts += [counts[0] + sharded["layer"], ways["FSDP"]["sends"]]
+    runs = [(torch.zeros(1), counts)] * 2
+    with mock.patch.object(dist, "get_world_size", return_value=ranks):
+        assert FSDP.compare_all_three(*runs, (torch.zeros(1), [size], model)) == 0
+    assert [one[x] for x in names] == [ranks * x for x in counts[:3]]
+    assert ways["ZeRO-1"]["bytes"] == one | {"states": sharded["states"]}
+    # What lesson 16's layer keeps: all of it, or a tensor rank's part.
+    mesh = mock.MagicMock()
+    mesh.get_local_rank.return_value = 0
+    for parts, kept in ((1, one), (gpus, ways["tensor"]["bytes"])):
+        layer = TENSOR.Layer()
+        mesh["tensor"].size.return_value = parts
+        TENSOR.split_by_hand(SimpleNamespace(layers=[layer]), mesh)
+        x = torch.zeros(parts * s["texts"], s["length"], s["width"], requires_grad=True)
+        with mock.patch.object(dist, "all_reduce"):
+            _, counted = PIPELINE.forward(layer, x)
+        assert kept["activations"] == pytest.approx(s["layers"] * counted, rel=0.05)
+    # The times.
+    args = Namespace(parameters=size / 4, samples=1, step_ms=fit["computing"], bytes=8)
+    args.gpus_per_node = gpus
+    args.latency_us, args.link, args.link_within = s["latency"], s["gigabits"], s["within"]
+    step, node = (PREDICT.make_step(count, 1, args) for count in (ranks, gpus))
+    assert ways["DDP"]["step"] == pytest.approx(COST.step_ms(step))
+    ring, pieces = step.link._replace(tree=False), s["layers"] + 3
+    whole = COST.all_reduce_ms(size / 1e6, ranks, ring)
+    assert ways["ZeRO-1"]["hides"] + ways["ZeRO-1"]["waits"] == pytest.approx(whole)
+    piece = COST.all_reduce_ms(size / 1e6 / pieces, ranks, ring)
+    assert ways["FSDP"]["hides"] == pytest.approx(1.5 * pieces * piece)
+    if s["vocabulary"] == 128:  # as in lessons 16 and 17
+        parameters, *sizes = TENSOR.by_formula(nodes, gpus, s["texts"] * ranks)
+        shared = step.link._replace(bandwidth=step.link.bandwidth / gpus)
+        links = [(gpus, node.link)] * (len(sizes) - (nodes > 1)) + [(nodes, shared)]
+        sending = [COST.all_reduce_ms(x / 1e6, *link) for x, link in zip(sizes, links)]
+        found = ways["tensor"]
+        assert found["bytes"]["parameters"] == 4 * parameters
+        assert found["waits"] + found["hides"] == pytest.approx(sum(sending))
+        for i, stage in enumerate(ways.get("pipeline", {"stages": []})["stages"]):
+            with torch.device("meta"):
+                own = PIPELINE.Stage(i, ranks).parameters()
+            assert stage["parameters"] == 4 * sum(x.numel() for x in own)
+
+
+def check_schedule(s, found):
+    name, ranks, parts, halves = s["name"], s["ranks"], s["parts"], 1
+    short = {"FORWARD": "F", "FULL_BACKWARD": "BW", "forward": "F", "backward": "BW"}
+    if name == "interleaved":  # by PyTorch
+        halves = 2
+        known = {"group_size": ranks, "group_rank": 0, "num_stages": 2 * ranks}
+        known["stage_index_to_group_rank"] = {i: i % ranks for i in range(2 * ranks)}  # torch 2.6
+        both = [SimpleNamespace(**known, stage_index=i * ranks) for i in range(2)]
+        if parts % ranks:  # no full rounds
+            assert found is None
+            return
+        order = ScheduleInterleaved1F1B(both, parts).pipeline_order.values()
+        todo = [[[short[x[1].name], x[2], x[0]] for x in row if x] for row in order]
+        assert found["idle"] == pytest.approx((ranks - 1) / (2 * parts + ranks - 1))
+    else:
+        make = PIPELINE.SCHEDULES.get(name, BUBBLE.zero_bubble)
+        lists = [make(stage, ranks, parts) for stage in range(ranks)]
+        todo = [[[short.get(x, x), i, stage] for x, i in row] for stage, row in enumerate(lists)]
+        if name == "zero bubble" or s["backward"] == 2:
+            table = BUBBLE.slots(todo)
+        else:
+            table = PIPELINE.slots([[(*x, 0) for x in row] for row in lists])
+        assert found["table"] == [" ".join(row) for row in table]
+        idle = sum(row.count("..") for row in table)
+        assert found["idle"] == pytest.approx(idle / ranks / len(table[0]))
+    assert [[[x["what"], x["number"], x["stage"]] for x in row] for row in found["rows"]] == todo
+    change = {"F": 1, "B": 0, "BW": -1, "W": -1}
+    assert found["held"] == [max(accumulate(change[x] for x, *_ in row)) / halves for row in todo]
+    silent = {("F", halves * ranks - 1), ("B", 0), ("BW", 0)}
+    sends = [x != "W" and (x, stage) not in silent for row in todo for x, _, stage in row]
+    assert found["messages"] == sum(sends)
+
+
+def test_the_page_computes_what_the_lessons_compute(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "slides" / "figures")
+    rng = seeded_rng()
+    chosen = [choose(rng) for _ in range(200)]
+    for s, found in zip(chosen, in_page("compute", chosen, tmp_path), strict=True):
+        print(s)
+        check_ring(s, found["ring"])
+        check_step(s, found["step"])
+        check_fit(s, found["fit"])
+        check_schedule(s, found["schedule"])
+
+
+def test_each_figure_asks_first_and_each_control_moves_it(tmp_path):
+    own = recorded_output("9")
+    known = dict.fromkeys(("idea", "command", "showed", "problem", "skipped"), "")
+    known |= {"id": "9", "output": own, "seconds": 1, "cpu": 1, "others": 0, "files": []}
+    report.write(tmp_path / "runs" / "report.html", [known], "")
+    files = [(tmp_path / "runs" / "report.html").read_text(), recorded_output("18")]
+    dead, links = in_page("play", files, tmp_path)
+    assert dead == []
+    bus = re.findall(r"64 MB: .*\(bus +(.*)\)", own)[-1].replace(",", "")
+    hop = re.search(r"size / (\S+) Gbit", files[1])[1]
+    assert [link["gigabits"] for link in links] == pytest.approx([float(bus) * 8e-3, float(hop)])
