@@ -81,18 +81,15 @@ def prove(claim, holds):
     return 0 if holds else 1
 
 
-def time_shares(trace):
-    """Return the share of time, from 0 to 1, of each kind of work in a trace file."""
-    events = json.loads(trace.read_text())["traceEvents"]
-    events = [event for event in events if event["ph"] == "X"]  # those that take time
-    steps = [event for event in events if event["name"].startswith("ProfilerStep")]
-    begin = min(event["ts"] for event in steps)
-    end = max(event["ts"] + event["dur"] for event in steps)
+def find_work(events, begin, end):
+    """Return a flag per microsecond for data, compute and communication: bool [3, N].
+
+    Two kinds of work overlap where both flags are set.
+    """
     # On a GPU we count when the GPU works, not when the CPU asks it to.
     on_gpu = any(event["cat"] == "kernel" for event in events)
     copies = [event for event in events if event["cat"] == "gpu_memcpy"]
     copied = [event["ts"] + event["dur"] for event in copies]
-    # One flag per microsecond and kind: two kinds overlap where both flags are set.
     flags = torch.zeros(3, int(end - begin) + 1, dtype=torch.bool)
     data, compute, communication = flags
     for event in events:
@@ -115,6 +112,17 @@ def time_shares(trace):
         data &= ~compute  # while the GPU computes, loading on the CPU costs nothing
     else:
         compute &= ~data
+    return flags
+
+
+def time_shares(trace):
+    """Return the share of time, from 0 to 1, of each kind of work in a trace file."""
+    events = json.loads(trace.read_text())["traceEvents"]
+    events = [event for event in events if event["ph"] == "X"]  # those that take time
+    steps = [event for event in events if event["name"].startswith("ProfilerStep")]
+    begin = min(event["ts"] for event in steps)
+    end = max(event["ts"] + event["dur"] for event in steps)
+    data, compute, communication = find_work(events, begin, end)
     shares = {
         "data": data,
         "compute": compute,

@@ -19,26 +19,26 @@ REQUIREMENT = r'^([\w.-]+)((?:>=[\d.]+)?)(?:; python_version < "3\.(\d+)")?$'
 
 
 def read_course():
-    """Return the lessons: a list of the tables [[page]] of scripts in course.toml.
+    """Return the lessons: a list of the tables page of scripts in course.toml.
 
-    Each also gets id, arguments, and nodes, which says whether the lesson runs on all nodes.
+    Each also gets file, id, arguments, and nodes, which says whether it runs on all nodes.
     """
     lessons = []
-    for lesson in tomllib.loads((SCRIPTS / "course.toml").read_text())["page"]:
-        path = Path(lesson["file"])
+    for file, lesson in tomllib.loads((SCRIPTS / "course.toml").read_text())["page"].items():
+        path = Path(file)
         if path.suffix == ".py":
             number, _, _ = path.stem.partition("_")
             name = number if number.isdigit() else path.stem
-            nodes = number.isdigit() and lesson["file"].startswith("day2/")
-            lessons.append({"id": name, "nodes": nodes, "arguments": [], **lesson})
+            nodes = number.isdigit() and file.startswith("day2/")
+            lessons.append({"file": file, "id": name, "nodes": nodes, "arguments": [], **lesson})
     return lessons
 
 
 def read_exercises():
     """Return the exercises: a list of the tables in exercises.toml.
 
-    Each also gets id, lesson, file, from the root of the repository, minutes, and hints. The
-    solution, which is always there, tells processes, imports and kind: fill in, find the fault, or
+    Each also gets id, lesson, file, from the root of the repository, and hints. The solution, which
+    is always there, tells about, processes, imports, minutes and kind: fill in, find the fault, or
     capstone.
     """
     exercises = []
@@ -47,9 +47,10 @@ def read_exercises():
         if not solution:
             sys.exit(f"exercises.toml has {name}, but there is no file solutions/{name}_....py")
         text = solution.read_text()
-        known = {"id": name, "lesson": name.partition(".")[0], "minutes": 15}
+        known = {"id": name, "lesson": name.partition(".")[0]}
         known["file"] = str(solution.relative_to(ROOT).parents[1] / solution.name)
-        known["kind"] = re.search(r"^Kind: +(.*)$", text, re.M)[1]
+        title = r'"""Solution [\d.]+: (.*)\.\n(?:.*\n)*?Kind: +(.*), (\d+) minutes\n'
+        known |= zip(("about", "kind", "minutes"), re.match(title, text).groups())
         known["processes"] = int(re.search(r"--nproc-per-node=(\d+)", text)[1])
         known["imports"] = re.findall(r"^(?:from|import) ([\w.]+)", text, re.M)
         known["hints"] = [exercise[key] for key in ("question", "experiment", "answer")]
@@ -58,8 +59,9 @@ def read_exercises():
 
 
 def read_days():
-    """Return the timetables of a class: a list of the tables [[day]] in course.toml."""
-    return tomllib.loads((SCRIPTS / "course.toml").read_text())["day"]
+    """Return the timetables of a class: the days of course.toml, each with its id and its parts."""
+    days = tomllib.loads((SCRIPTS / "course.toml").read_text())["day"]
+    return [{"id": name, "parts": parts} for name, parts in days.items()]
 
 
 def read_pages():
@@ -73,12 +75,11 @@ def read_pages():
     lessons = {lesson["file"]: lesson for lesson in read_course()}
     parts = {part.get("page"): (day["id"], part) for day in read_days() for part in day["parts"]}
     pages = []
-    for page in tomllib.loads((SCRIPTS / "course.toml").read_text())["page"]:
-        if page["file"] in lessons:
-            script = Path(page["file"])
-            page = {"file": str(script.with_suffix(".md")), "script": str(script)}
-            page = {**lessons[str(script)], **page}
-        day, part = parts.get(page.get("id", page["file"]), ("beyond", {}))
+    for file, page in tomllib.loads((SCRIPTS / "course.toml").read_text())["page"].items():
+        page["file"] = file
+        if file in lessons:
+            page = lessons[file] | {"file": str(Path(file).with_suffix(".md")), "script": file}
+        day, part = parts.get(page.get("id", file), ("beyond", {}))
         page |= {key: part[key] for key in ("minutes", "topic", "strip") if key in part}
         if "page" not in page:
             pages.append({**page, "day": day, "taught": bool(part)})

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks, before a session, whether lessons can run here: Python and its packages, GPUs, CPUs, shared
-# files, data, /dev/shm, TMPDIR, network, and an all_reduce. It takes 5 to 20 s, never more than 40.
+# files, data, /dev/shm, network, and an all_reduce. It takes 5 to 20 s, never more than 40.
 #
 # Usage: scripts/doctor.sh [--local N[xM]]
 #   Start it where you will start the lessons: inside the allocation, in the same folder.

@@ -1,7 +1,7 @@
-"""Exercise 1.1: faster than memory.
+"""Exercise 1.1: a bandwidth too good to be true.
 
 Lesson:  1
-Kind:    find the fault
+Kind:    find the fault, 10 minutes
 Symptom: An all_reduce of 4 MB on this machine seems to be so fast that no memory could
          keep up. And 400 kB take as long as 4 MB.
 Run:     python day1/exercises/1.1_faster_than_memory.py

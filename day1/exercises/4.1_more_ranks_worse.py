@@ -1,7 +1,7 @@
-"""Exercise 4.1: the more ranks, the worse.
+"""Exercise 4.1: training that gets worse with every rank.
 
 Lesson:  4
-Kind:    find the fault
+Kind:    find the fault, 15 minutes
 Symptom: All ranks hold the same parameters, and the learning rate is the same. Yet four
          ranks learn more slowly than one, although both use the same 64 points in each
          step. Gradients that are longer than 1 are clipped to length 1.

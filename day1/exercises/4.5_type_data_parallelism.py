@@ -1,7 +1,7 @@
-"""Exercise 4.5: type lesson 4 yourself.
+"""Exercise 4.5: lesson 4, typed by you: sampler, `set_epoch`, `average_gradients`.
 
 Lesson:  4
-Kind:    fill in
+Kind:    fill in, 25 minutes
 Task:    Four ranks run lesson 3's training, all with the same images. Make it data
          parallel in three places: TODO 1 and 2 in train(), TODO 3 in
          average_gradients() and in train_one_epoch(), which has to call it. The last

@@ -1,7 +1,7 @@
-"""Exercise 5.1: the profiler leaves no trace.
+"""Exercise 5.1: a profiler that leaves no trace.
 
 Lesson:  5
-Kind:    find the fault
+Kind:    find the fault, 10 minutes
 Symptom: The training runs, the profiler is on, there is no error. But the folder for
          the traces stays empty.
 Run:     python day1/exercises/5.1_no_trace.py

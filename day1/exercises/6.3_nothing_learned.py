@@ -1,7 +1,7 @@
-"""Exercise 6.3: the checkpoint knows nothing.
+"""Exercise 6.3: a checkpoint that brings nothing back.
 
 Lesson:  6
-Kind:    find the fault
+Kind:    find the fault, 15 minutes
 Symptom: A model is trained with DistributedDataParallel, saved, and loaded without it.
          No error; but the loaded model is as bad as a new one.
 Run:     python day1/exercises/6.3_nothing_learned.py

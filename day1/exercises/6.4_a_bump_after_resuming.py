@@ -1,7 +1,7 @@
-"""Exercise 6.4: a bump after resuming.
+"""Exercise 6.4: training that continues differently after a stop.
 
 Lesson:  6
-Kind:    find the fault
+Kind:    find the fault, 15 minutes
 Symptom: A training that was stopped resumes from its checkpoint. The weights are right,
          and yet it takes a different path than one that was never stopped.
 Run:     python day1/exercises/6.4_a_bump_after_resuming.py

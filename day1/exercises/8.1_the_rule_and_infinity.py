@@ -1,7 +1,7 @@
-"""Exercise 8.1: the linear rule, and infinity.
+"""Exercise 8.1: the linear rule, and a loss that explodes.
 
 Lesson:  8
-Kind:    find the fault
+Kind:    find the fault, 15 minutes
 Symptom: The learning rate is scaled as in lesson 8. One process learns, but with four
          the loss grows until it is no number any more.
 Run:     python day1/exercises/8.1_the_rule_and_infinity.py

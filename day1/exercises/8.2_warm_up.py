@@ -1,7 +1,7 @@
-"""Exercise 8.2: raise the learning rate step by step.
+"""Exercise 8.2: the learning rate rises step by step.
 
 Lesson:  8
-Kind:    fill in
+Kind:    fill in, 10 minutes
 Task:    Complete factor(): 1 in step 0, then rising in a straight line, world_size in
          step warm_up and from then on. Lesson 8 leaves this to LinearLR; LambdaLR
          multiplies by what your function returns.

@@ -1,7 +1,7 @@
-"""Exercise 10.1: the accuracy depends on the number of ranks.
+"""Exercise 10.1: an accuracy that depends on the number of ranks.
 
 Lesson:  10
-Kind:    find the fault
+Kind:    find the fault, 15 minutes
 Symptom: The same model, the same 10 test images: 80 % are right with 1, 2 or 5 ranks,
          but only 67 % with 3 or 4.
 Run:     python day2/exercises/10.1_another_accuracy.py

@@ -1,7 +1,7 @@
-"""Exercise 10.2: rank 0 is proud.
+"""Exercise 10.2: an accuracy that only rank 0 believes.
 
 Lesson:  10
-Kind:    find the fault
+Kind:    find the fault, 15 minutes
 Symptom: Rank 0 reports 100 % right. The same model, evaluated by one process, gets 6 of
          11.
 Run:     python day2/exercises/10.2_proud_rank_0.py

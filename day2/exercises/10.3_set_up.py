@@ -1,7 +1,7 @@
-"""Exercise 10.3: type the set-up yourself.
+"""Exercise 10.3: lesson 10's set-up, typed by you: variables, device, group, saving.
 
 Lesson:  10
-Kind:    fill in
+Kind:    fill in, 30 minutes
 Task:    Lesson 6's training, for any number of nodes: the launcher sets five
          variables. As given nobody reads them, so each process is rank 0 of its own
          job, and all of them save. Complete start() (TODO 1 and 3), pick_device()

@@ -1,7 +1,7 @@
-"""Exercise 11.3: chunk after chunk.
+"""Exercise 11.3: each chunk read once, and yet a random order.
 
 Lesson:  11
-Kind:    fill in
+Kind:    fill in, 20 minutes
 Task:    Complete stream(): each image once over all ranks, in an order that is new in
          each epoch, and each chunk read only once. As given, a whole chunk is read for
          each image. (The file is simulated, and counts.)

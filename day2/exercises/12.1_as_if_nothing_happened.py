@@ -1,7 +1,7 @@
-"""Exercise 12.1: as if nothing had happened.
+"""Exercise 12.1: a snapshot that holds all of a job.
 
 Lesson:  12
-Kind:    fill in
+Kind:    fill in, 20 minutes
 Task:    Complete state_dict() and load_state_dict(). A job that was stopped after any
          step and resumes from its snapshot must end like a job that never stopped.
 Run:     python day2/exercises/12.1_as_if_nothing_happened.py

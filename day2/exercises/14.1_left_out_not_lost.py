@@ -1,7 +1,7 @@
-"""Exercise 14.1: what is left out comes later.
+"""Exercise 14.1: send little, and lose nothing: error feedback.
 
 Lesson:  14
-Kind:    fill in
+Kind:    fill in, 15 minutes
 Task:    To send little, a rank sends only the largest of its gradient's numbers.
          Complete largest(): what it leaves out must not be lost, but come with a later
          step.

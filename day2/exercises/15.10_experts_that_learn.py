@@ -1,7 +1,7 @@
-"""Exercise 15.10: experts that learn.
+"""Exercise 15.10: experts in training: gradients travel back, limited room, even loads.
 
 Lesson:  15
-Kind:    fill in
+Kind:    fill in, 30 minutes
 Task:    Exercise 15.5's experts, one on each rank, now in training: gradients travel
          back to the tokens' ranks, an expert has room for so many tokens and no more,
          and a second loss teaches the gate to give all experts equal work.

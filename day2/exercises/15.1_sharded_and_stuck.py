@@ -1,7 +1,7 @@
-"""Exercise 15.1: sharded, and nothing learned.
+"""Exercise 15.1: a sharded model that learns nothing.
 
 Lesson:  15
-Kind:    find the fault
+Kind:    find the fault, 10 minutes
 Symptom: Not sharded, this model learns. Sharded, its loss stays what it was in all 50
          steps, and there is no error.
 Run:     python day2/exercises/15.1_sharded_and_stuck.py

@@ -1,7 +1,7 @@
-"""Exercise 15.4: the keys go round.
+"""Exercise 15.4: a text that is too long for one rank: ring attention by hand.
 
 Lesson:  15
-Kind:    fill in
+Kind:    fill in, 25 minutes
 Task:    A text is so long that no rank can hold the keys and values of all of it. Each
          rank has one piece. Complete ring_attention(): pass keys and values on from
          rank to rank, until each query has met all of them.

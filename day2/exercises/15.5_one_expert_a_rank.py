@@ -1,7 +1,7 @@
-"""Exercise 15.5: one expert a rank.
+"""Exercise 15.5: a mixture of experts: tokens travel to their experts and back.
 
 Lesson:  15
-Kind:    fill in
+Kind:    fill in, 20 minutes
 Task:    A layer has as many experts as there are ranks, and each rank holds one. A gate
          chooses an expert for each token. Complete ask_experts(): the tokens travel to
          their experts, and the answers back.

@@ -1,7 +1,7 @@
-"""Exercise 15.7: divided inside a node.
+"""Exercise 15.7: sharding inside a node, copies between nodes (HSDP).
 
 Lesson:  15
-Kind:    fill in
+Kind:    fill in, 10 minutes
 Task:    The network between two nodes is slow, so no layer should cross it. Divide
          the model among the ranks of a node only, so that each node has all of it. Two
          nodes with two ranks each: node 0 has ranks 0 and 1.

@@ -1,7 +1,7 @@
-"""Exercise 15.9: the gradients come home.
+"""Exercise 15.9: ring attention for training: a mask, gradients travel, equal work.
 
 Lesson:  15
-Kind:    fill in
+Kind:    fill in, 30 minutes
 Task:    Exercise 15.4's ring attention, now for training a language model: no query
          sees a later key, and the gradients of keys and values travel with them until
          they are home. Then deal the text out so that no rank has more to compute.

@@ -1,7 +1,7 @@
-"""Exercise 17.1: the more micro-batches, the worse.
+"""Exercise 17.1: a pipeline that learns worse with more micro-batches.
 
 Lesson:  17
-Kind:    find the fault
+Kind:    find the fault, 10 minutes
 Symptom: A pipeline of two stages. With one micro-batch it learns. The same batches in
          eight micro-batches begin with the same loss, and end with nan.
 Run:     python day2/exercises/17.1_the_more_the_worse.py

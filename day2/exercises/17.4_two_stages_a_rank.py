@@ -1,7 +1,7 @@
-"""Exercise 17.4: two stages a rank.
+"""Exercise 17.4: two stages a rank, from both halves of the model: interleaved 1F1B.
 
 Lesson:  17
-Kind:    fill in
+Kind:    fill in, 25 minutes
 Task:    Each rank has two stages of half the size, one from each half of the model, so
          a micro-batch passes through all ranks twice. The bubble is smaller already,
          but every rank holds all 8 micro-batches. Complete interleaved(), so that none

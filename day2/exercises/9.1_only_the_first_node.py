@@ -1,7 +1,7 @@
-"""Exercise 9.1: it works on the first node only.
+"""Exercise 9.1: a group in which the second node fails.
 
 Lesson:  9
-Kind:    find the fault
+Kind:    find the fault, 10 minutes
 Symptom: Two nodes with two ranks each (they are simulated). One rank per node reads the
          labels and tells them to the other. On the first node this works. The second
          node stops with an error, as soon as its first rank wants to tell.

@@ -1,7 +1,7 @@
-"""Exercise 9.2: a sum over nodes that spares the network.
+"""Exercise 9.2: a sum within nodes, then between them.
 
 Lesson:  9
-Kind:    fill in
+Kind:    fill in, 20 minutes
 Task:    Complete sum_over_nodes(): add up within each node, then between the nodes, one
          rank of each, then tell the others on the node. No rank uses the group of all
          ranks.

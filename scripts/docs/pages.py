@@ -110,7 +110,7 @@ def exercises(course, here, where):
     rows = []
     for x in chosen:
         name = link(x["id"], x["file"], here)
-        rows.append([name, x["kind"], str(x["minutes"]), x["about"]])
+        rows.append([name, x["kind"], x["minutes"], x["about"]])
     first = chosen[0]["id"]
     check = f"`python scripts/check.py {first}` checks exercise {first}; `--hint` helps."
     return f"{table(['exercise', 'kind', 'minutes', 'what it is about'], rows)}\n{check}\n"

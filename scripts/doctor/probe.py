@@ -18,12 +18,9 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 from datetime import timedelta
 from importlib import metadata
-from multiprocessing import util
-from multiprocessing.connection import Listener
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the packages beside this one
@@ -85,7 +82,6 @@ def find_facts(token):
         "shared files": ("every node sees this folder", check_files(token)),
         "data": ("MNIST is on every node", check_data()),
         "/dev/shm": ("enough room on every node", check_shm()),
-        "TMPDIR": ("data workers can send from it", check_sockets()),
     }
     return {
         "local_rank": LOCAL_RANK,
@@ -137,18 +133,6 @@ def check_shm():
         return ""
     todo = "Remove files there; in a container, use --shm-size=1g"
     return f"less than {wanted / 2**20:,.0f} MB free. {todo}"
-
-
-def check_sockets():
-    """Check that workers of a DataLoader can send: through a socket, which is a file in TMPDIR."""
-    try:
-        with contextlib.ExitStack() as stack:
-            stack.callback(shutil.rmtree, util.get_temp_dir())
-            Listener().close()
-    except OSError as error:
-        todo = "Choose another, with a short path: export TMPDIR=/tmp"
-        return f"no socket can be made in {tempfile.gettempdir()} ({error}). {todo}"
-    return ""
 
 
 def find_gpus():

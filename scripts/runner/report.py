@@ -15,7 +15,7 @@ from pathlib import Path
 
 import jinja2
 import numpy as np
-from catalog import ROOT
+from catalog import ROOT, load
 from loss_curves import losses, thinned
 from markupsafe import Markup, escape
 from matplotlib import style
@@ -85,12 +85,13 @@ def curves(axes, results):
     return text
 
 
-# Color and place of what a rank does. Loading covers computing: it is made of operations, too.
-LANES = {"computing": (BLUE, 0), "data": (PURPLE, 0), "communicating": (ORANGE, 0.4)}
+# Color and place of what a rank does, in the order of find_work in lesson 5.
+LANES = {"data": (PURPLE, 0), "computing": (BLUE, 0), "communicating": (ORANGE, 0.4)}
 
 
 def timeline(axes, results):
     """Draw what each rank did in a step in the middle of a lesson's traces."""
+    lesson = load("day1/5_mnist_manual_ddp_profile.py")
     folder = results[0]["files"][0].parent  # log or log_ddp, before runs
     events = [x for x in merge(load_newest(folder)) if x["ph"] == "X"]
     steps = [x for x in events if x["name"].startswith("ProfilerStep")]
@@ -98,33 +99,16 @@ def timeline(axes, results):
     middle = steps[len(steps) // len(ranks) // 2]["name"]
     step = [x for x in steps if x["name"] == middle]
     begin, end = min(x["ts"] for x in step), max(x["ts"] + x["dur"] for x in step)
-    bins = 700 / (end - begin)  # a microsecond; shorter gaps are not seen
-    on_gpu = any(x["cat"] == "kernel" for x in events)
-    copies = [(x["pid"], x["ts"] + x["dur"]) for x in events if x["cat"] == "gpu_memcpy"]
-    flags = {(kind, rank): np.zeros(700, dtype=bool) for kind in LANES for rank in ranks}
-    for x in events:
-        name, category, rank, first = x["name"], x["cat"], x["pid"], x["ts"]
-        last = first + x["dur"]
-        if category == "user_annotation" and name.startswith("enumerate(DataLoader)"):
-            kind = "data"
-        elif category == "user_annotation" and name.startswith("gloo:"):
-            kind = "communicating"
-            first = min((t for r, t in copies if r == rank and first < t < last), default=first)
-        elif category == ("kernel" if on_gpu else "cpu_op") and "c10d:" not in name:
-            kind = "communicating" if "ccl" in name.lower() else "computing"  # NCCL, RCCL
-        else:
-            continue
-        part = slice(max(0, int((first - begin) * bins)), max(0, int((last - begin) * bins) + 1))
-        flags[kind, rank][part] = True
     axes.figure.set_size_inches(9, 1.4 + 0.5 * len(ranks))
-    for (kind, rank), flag in flags.items():
-        if on_gpu and kind == "data":  # loading costs nothing while a GPU computes
-            flag &= ~flags["computing", rank]
-        color, place = LANES[kind]
-        edges = np.flatnonzero(np.diff(flag, prepend=False, append=False)) / bins / 1000
-        bars = [(left, right - left) for left, right in edges.reshape(-1, 2)]
-        label = kind if rank == ranks[0] else None
-        axes.broken_barh(bars, (rank + place, 0.38), color=color, label=label)
+    for rank in ranks:
+        work = lesson.find_work([x for x in events if x["pid"] == rank], begin, end)
+        seen = lesson.F.adaptive_max_pool1d(work.float(), 700)  # shorter gaps are not seen
+        for flag, kind in zip(seen.numpy(), LANES):
+            color, place = LANES[kind]
+            edges = np.flatnonzero(np.diff(flag, prepend=0, append=0)) * (end - begin) / 700_000
+            bars = [(left, right - left) for left, right in edges.reshape(-1, 2)]
+            label = kind if rank == ranks[0] else None
+            axes.broken_barh(bars, (rank + place, 0.38), color=color, label=label)
     axes.set(xlabel="milliseconds", xlim=(0, (end - begin) / 1000))
     axes.set_yticks([rank + 0.4 for rank in ranks], [f"rank {rank}" for rank in ranks])
     axes.invert_yaxis()
@@ -158,14 +142,6 @@ def draw(well):
     return figures
 
 
-def schedules(well):
-    """Return the schedules that lesson 17 printed, [(name, what it cost, the slots as HTML)]."""
-    output = well["17"]["output"] if "17" in well else ""
-    found = re.findall(r"^(\w+), .*\n((?:stage [ \w.]+\n)+)(idle: .*)", output, re.M)
-    slot = r"([FB])\d+ ?", r'<b class="\1">\g<0></b>'
-    return [(name, cost, Markup(re.sub(*slot, rows))) for name, rows, cost in found]
-
-
 # Numbers that depend on the machine, by their unit: the last one that a lesson printed.
 SPEEDS = {
     "images/s": r"^epoch .* ([\d,]+) images/s$",
@@ -174,48 +150,36 @@ SPEEDS = {
 }
 
 
-def cores_of(line):
-    return int(re.search(r"(\d+) CPU cores", line)[1])
-
-
 def comparable(own):
     """Return the record of the machine that is most like this line on a machine, or {}."""
     texts = [file.read_text() for file in sorted((ROOT / "tests" / "records").glob("*.json"))]
     records = {next(iter(x.values()))["on"]: x for x in map(json.loads, texts)}
     alike = [on for on in records if ("no GPU" in on) == ("no GPU" in own)]
-    nearest = min(alike, key=lambda on: abs(cores_of(on) - cores_of(own)), default=None)
+    gaps = {on: abs(int(on.split()[1]) - int(own.split()[1])) for on in alike}  # of CPU cores
+    nearest = min(gaps, key=gaps.get, default=None)
     return records.get(nearest, {})
 
 
-def compared(result, record, own):
-    """Return a result with recorded, speeds, [(unit, here, recorded)], and why it was slower."""
+def compared(result, record):
+    """Return a result with recorded, speeds, [(unit, here, recorded)], and slower."""
     note = record.get(result["id"], {"seconds": "", "output": [], "showed": result["showed"]})
     texts = result["output"], "\n".join(note["output"])
     speeds = [("s", f"{result['seconds']:.1f}", note["seconds"])]
     for unit, pattern in SPEEDS.items():
         here, there = ((re.findall(pattern, text, re.M) or [""])[-1] for text in texts)
         speeds += [(unit, here, there)] if here else []
-    slower = why_slower(result, note, own) if note["output"] else ""
+    slower = why_slower(result, note) if note["output"] else ""
     return {**result, "recorded": note["showed"], "speeds": speeds, "slower": slower}
 
 
-def why_slower(result, note, own):
-    """Return why a lesson probably took longer than recorded; "" if it did not, by much."""
+def why_slower(result, note):
+    """Return who used the cores while a lesson took much longer than recorded; otherwise ""."""
     seconds = result["seconds"]
     if result["problem"] or result["skipped"] or seconds < 1.25 * note["seconds"] + 1:
         return ""
-    reasons = []
-    if cores() < cores_of(note["on"]):
-        reasons.append(f"it had {cores()} instead of {cores_of(note['on'])} CPU cores")
-    if result["others"] > 0.25 * seconds:
-        reasons.append(f"other programs used {result['others'] / seconds:.1f} cores meanwhile")
-    for here, there in zip(own.split(", ")[2:], note["on"].split(", ")[2:]):  # GPUs, Python, torch
-        if here != there and "Python" not in here:
-            reasons.append(f"{here} instead of {there}")
-    reasons = reasons or ["slower cores, or a disk that it waited for"]
-    used = f"its own processes used {result['cpu'] / seconds:.1f} of {cores()} cores"
     times = f"{seconds / note['seconds']:.1f} times as long as recorded"
-    return f"{times}. The likely reason: {'; '.join([*reasons, used])}."
+    own, others = (f"{result[x] / seconds:.1f}" for x in ("cpu", "others"))
+    return f"{times}. Of {cores()} cores, it used {own}, and other programs {others}."
 
 
 def code(text):
@@ -235,10 +199,9 @@ def write(path, results, command):
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["code"] = code
     page = environment.from_string(template).render(
-        results=[compared(x, record, own) for x in results],
+        results=[compared(x, record) for x in results],
         summary=summary(results),
         figures=draw(well),
-        schedules=schedules(well),
         recorded=sorted({f"{x['on']} ({x['recorded']})" for x in record.values()}),
         here=f"{own} ({time.strftime('%Y-%m-%d %H:%M')}, `{command}`)",
     )

@@ -25,15 +25,12 @@ REPORT = Path("runs", "report.html")  # where the lessons put their curves
 FILES = ["runs/**/events.out.tfevents.*", "log*/*.pt.trace.json"]
 
 
-def choose(lessons, wanted):
-    """Return the lessons that were named by id or day; all lessons if none was.
-
-    Raises ValueError with an error message for the user if a name is not known.
-    """
+def choose(lessons, wanted, parser):
+    """Return the lessons that were named by id or day; all lessons if none was."""
     names_of = {x["id"]: {x["id"], x["file"].partition("/")[0]} for x in lessons}
     for name in set(wanted).difference(*names_of.values()):
         known = ", ".join(names_of)
-        raise ValueError(f"There is no lesson {name!r}. There are day1, day2 and {known}.")
+        parser.error(f"There is no lesson {name!r}. There are day1, day2 and {known}.")
     return [x for x in lessons if not wanted or names_of[x["id"]] & set(wanted)]
 
 
@@ -70,10 +67,7 @@ def main():
     parser.add_argument("lesson", nargs="*", help="lesson ids, day1 or day2; all if none is given")
     parser.add_argument("--list", action="store_true", help="show the lessons and run nothing")
     args = parser.parse_args()
-    try:
-        lessons = choose(read_course(), args.lesson)
-    except ValueError as error:
-        parser.error(str(error))
+    lessons = choose(read_course(), args.lesson, parser)
     if args.list:
         for x in lessons:
             print(f"{x['id']:>12}  {x['file']:<38} {x['idea']}")

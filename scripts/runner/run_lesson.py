@@ -29,8 +29,8 @@ def cpu_seconds():
     return sum(os.times()[2:4]), seconds
 
 
-def run(lesson, **options):
-    """Run a lesson and pass its output on, line by line. Return a dict; the options are Popen's.
+def run(lesson, limit=600, **options):
+    """Run a lesson and pass its output on, line by line. Return a dict; the options are Job's.
 
     output    everything that it printed
     showed    its last line that begins with "=>", or ""
@@ -46,7 +46,7 @@ def run(lesson, **options):
     arguments = [ROOT / x if x == lesson["file"] else x for x in arguments]
     env = {**os.environ, "PYTHON": sys.executable}  # for the launcher
     before = cpu_seconds()
-    with Job([*begin, *arguments], lesson.get("limit", 600), env=env, **options) as job:
+    with Job([*begin, *arguments], limit, env=env, **options) as job:
         for line in job.lines():
             print(f"   {line}", end="", flush=True)
     for process in job.left:

@@ -6,7 +6,7 @@ import socket
 import psutil
 import pytest
 from faults import IMPATIENT, lesson, local
-from support.run import full
+from support.run import ALONE, full
 
 
 def test_a_port_in_use(tmp_path):
@@ -20,11 +20,8 @@ def test_a_port_in_use(tmp_path):
 
 @pytest.mark.full
 def test_rank_0_is_not_found(tmp_path):
-    env = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}
-    env |= IMPATIENT | {"MASTER_ADDR": "nosuch.invalid"}
-    says = (
-        r"The client socket has timed out after 6000ms while trying to connect to \(nosuch.invalid"
-    )
+    env = ALONE | IMPATIENT | {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "nosuch.invalid"}
+    says = r"The client socket has timed out after 6000ms .* connect to \(nosuch.invalid"
     do = "`srun getent hosts node1`, with that name. Is rank 0 running?"
     fault = "MASTER_ADDR cannot be resolved, started by hand (`DIST_TIMEOUT=6`)"
     lesson("9", cwd=tmp_path, env=env).check(fault, says, do)

@@ -33,13 +33,6 @@ def test_a_rank_is_killed(whom, nodes, command, begun, rank, says, tmp_path):
     job.check(f"kill -9 of {whom}", says, MEMORY)
 
 
-def test_a_rank_on_slurm_is_killed(slurm, tmp_path):
-    job = on_slurm(slurm, "salloc", "--nodes", 2, LAUNCHER, "9", cwd=tmp_path)
-    job.until("1 MB:")
-    job.hit("KILL", 1)
-    job.check("kill -9 of rank 1, Slurm", KILLED.format(1), MEMORY)
-
-
 def test_a_rank_of_day_1_raises_while_another_waits(tmp_path):
     line = "    value = torch.tensor(float(rank))\n"
     ouch = '    if rank == 1:\n        raise ValueError("ouch")\n'

@@ -58,18 +58,3 @@ def test_published_results_within_a_quarter(model, monkeypatch, capsys):
     page = (ROOT / LESSONS["18"]["file"]).with_suffix(".md").read_text()
     row = re.search(rf"^\| {model}, .* \| (\d+)% \| (\d+)%", page, re.M)
     assert [int(x) for x in row.groups()] == [round(100 * predicted), round(100 * efficiency)]
-
-
-def test_the_command_of_page_18_prints_what_was_measured_on_a_gpu(monkeypatch, capsys):
-    page = (ROOT / LESSONS["18"]["file"]).with_suffix(".md").read_text()
-    command = re.search(r"^python scripts/(predict_step.py .* --peak-tflops .*)$", page, re.M)[1]
-    monkeypatch.setattr(sys, "argv", command.split())
-    PREDICT_STEP.main()
-    share, tokens = re.search(
-        r"^ +1 .*? 100% +(\S+%) +(\S+)", capsys.readouterr().out, re.M
-    ).groups()
-    row = r"^\| `block\(x.* \| ([\d,]+) \| ([\d.]+%)"
-    measured = re.search(row, (ROOT / "tests" / "MEASURED.md").read_text(), re.M)
-    number = [float(x.replace(",", "")) for x in (tokens, measured[1])]
-    assert (share, number[0]) == (measured[2], pytest.approx(number[1], rel=1e-3))
-    assert f"{round(number[1], -2):,.0f} tokens/s and {share}" in page

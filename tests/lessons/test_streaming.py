@@ -135,15 +135,3 @@ def test_memory_does_not_grow_with_the_file(tmp_path, tmp_path_factory):
         row = re.fullmatch(r"\| \d+ MB \| (\d+) MB \| (\d+) MB \|\n", output)
         assert int(row[1]) < 30
         assert int(row[2]) == pytest.approx(images + 10, rel=0.1)  # and HDF5's cache
-
-
-@pytest.mark.full
-def test_the_libraries_may_be_missing(tmp_path):
-    speed = ROOT / "scripts" / "read_speed.py"
-    output = output_of(run([sys.executable, speed, "--libraries"], 300, tmp_path, None))
-    rows = re.findall(r"^\| ([\d,]+) \| h5py \| ([\d,]+) \| 1 \|$", output, re.M)
-    assert [size for size, _ in rows] == ["784", "65,536"]
-    missing = re.search(r"Not installed: (.+)\. In .*: pip install \1$", output, re.M)
-    absent = missing[1].split() if missing else []
-    for name in ("mosaicml-streaming", "webdataset", "litdata"):
-        assert output.count(f"| {name} |") == (0 if name in absent else 2)

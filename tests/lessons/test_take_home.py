@@ -157,15 +157,11 @@ def test_interrupted_it_ends_with_the_same_bits(name, whose, uninterrupted_run, 
         assert torch.equal(weights(tmp_path / RUN, file), weights(uninterrupted_run, file))
 
 
-@pytest.mark.parametrize("started", ["python", full("launcher")])
-def test_told_to_stop_at_once_it_says_so_with_its_exit_status(started, tmp_path):
-    launcher = [ROOT / "scripts" / "multinode_setup_and_run.sh", "--local", "2"]
-    command = [sys.executable] if started == "python" else launcher
-    command += [LESSON, *FEW, "--log-every", 100, "--max-steps", 40]
+def test_told_to_stop_at_once_it_says_so_with_its_exit_status(tmp_path):
+    command = [sys.executable, LESSON, *FEW, "--log-every", 100, "--max-steps", 40]
     with processes.Job(command, 100, cwd=tmp_path, stderr=subprocess.STDOUT) as job:
         next(line for line in job.lines() if "test of 500" in line)
-        rank = job.process.pid if started == "python" else rank_of(job, 1)
-        os.kill(rank, signal.SIGUSR1)
+        os.kill(job.process.pid, signal.SIGUSR1)
         job.wait()
     assert job.status == os.EX_TEMPFAIL, job.output
     assert job.output.endswith("Stopped as told. The same command resumes from here.\n")

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file
 from support import page_diffs
 from support.forked_ranks import run_ranks
-from support.run import LESSONS, ROOT, losses, output_of, proves
+from support.run import LESSONS, ROOT, losses, output_of, proves, write_pictures
 from torchvision import models
 
 LESSON = ROOT / LESSONS["13"]["file"]
@@ -16,12 +15,9 @@ HOW = [(3, "--batch-size=1"), (3, "--shard"), (1, "--shard")]
 QUICK = [("text", 3, "--shard")]
 
 
-def write_pictures(folder, rng):
-    """Write pictures of two classes, and weights where torchvision looks for those it downloads."""
-    for number in range(20):
-        file = folder / ("train" if number < 18 else "val") / "ab"[number % 2] / f"{number}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(256, size=(50, 60, 3), dtype=np.uint8)).save(file)
+def write_weights(folder, rng):
+    """Write pictures, and weights where torchvision looks for those it downloads."""
+    write_pictures(folder, {"train": 9, "val": 1}, {"red": (200, 0, 0), "blue": (0, 0, 200)})
     file = folder / "hub" / "checkpoints" / models.ResNet18_Weights.DEFAULT.url.split("/")[-1]
     file.parent.mkdir(parents=True)
     torch.save(models.resnet18().state_dict(), file)
@@ -39,7 +35,7 @@ def write_text(folder, rng):
     return "--data", folder / "text.txt", "--lr", 0.001
 
 
-WRITE = {"pictures": write_pictures, "table": write_table, "text": write_text}
+WRITE = {"pictures": write_weights, "table": write_table, "text": write_text}
 CASES = [(name, *how) for name in WRITE for how in HOW]
 CASES = [x if x in QUICK else pytest.param(*x, marks=pytest.mark.full) for x in CASES]
 

@@ -252,13 +252,6 @@ CASES = {
                 "return gradient, None",
                 FROM_ONE,
             ),
-            # Those that have the same layers do not average.
-            Mutant(
-                '        dist.all_reduce(flat, group=mesh.get_group("data"))\n',
-                "",
-                FROM_ONE,
-                ranks=4,
-            ),
             # Each of three column-wise layers adds up: right, but more messages.
             Mutant(
                 'plan = {"norm1": copy, "norm2": copy}', "plan = {}", r"messages NOT as .*: WRONG$"

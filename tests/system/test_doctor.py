@@ -1,6 +1,5 @@
 """scripts/doctor.sh: says that all is well where it is, and names each fault that is planted."""
 
-import multiprocessing
 import os
 import re
 import shutil
@@ -23,8 +22,8 @@ def diagnose(*arguments, cwd, command=DOCTOR, env=None):
 def test_all_is_well_on_simulated_nodes(tmp_path):
     status, output, problems = diagnose("--local", "2x2", cwd=tmp_path)
     assert (status, problems) == (0, {}), output
-    assert len(re.findall(r"^ok   ", output, re.M)) == 10
-    assert output.endswith("\n=> ready: 10 checks ok, 4 ranks\n")
+    assert len(re.findall(r"^ok   ", output, re.M)) == 9
+    assert output.endswith("\n=> ready: 9 checks ok, 4 ranks\n")
     assert f", h5py {version('h5py')}, " in output
     assert re.search(r"^ok   all_reduce: 4 MB at \d.* MB/s, gloo, cpu$", output, re.M)
 
@@ -108,10 +107,6 @@ def test_a_rank_says_what_is_wrong_with_its_machine(tmp_path, monkeypatch):
     assert probe.check_cpus().startswith("1, although you asked for 4. See --cpu-bind")
     monkeypatch.setattr(probe, "SHM", 2**60)
     assert "MB free. Remove" in probe.check_shm()
-    long = tmp_path / ("x" * 80)
-    long.mkdir()
-    monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", str(long))
-    assert "(AF_UNIX path too long). Choose another, with a short path: " in probe.check_sockets()
 
 
 # The checks of all ranks together, with facts that are made up.

@@ -136,15 +136,16 @@ def test_what_a_rank_leaves_behind_is_ended_and_named(launch_ranks):
     assert re.fullmatch(said, job.errors), job.errors
 
 
-def test_status_69_is_handed_on_and_nobody_is_named(launch_ranks):
-    text = """
+@pytest.mark.parametrize("status", [os.EX_UNAVAILABLE, os.EX_TEMPFAIL])
+def test_a_status_that_is_no_failure_is_handed_on_and_nobody_is_named(status, launch_ranks):
+    text = f"""
 if rank == 1:
-    sys.exit(print("This machine has no wheels.", file=sys.stderr) or 69)
+    sys.exit(print("This machine has no wheels.", file=sys.stderr) or {status})
 time.sleep(600)
 """
     with launch_ranks(text) as job:
         wait_without_trouble(job)
-    assert (job.status, job.errors) == (69, "This machine has no wheels.\n")
+    assert (job.status, job.errors) == (status, "This machine has no wheels.\n")
 
 
 LOST = "Slurm has lost node2, or cannot reach it. The rest follows from that."

@@ -1,7 +1,7 @@
 """Solution 0.1: the mean over all ranks.
 
 Lesson:  0
-Kind:    fill in
+Kind:    fill in, 10 minutes
 Task:    Complete mean(): every rank must get the mean of the values of all ranks. The
          tensor that it was given must stay as it was.
 Run:     python day1/exercises/solutions/0.1_mean.py

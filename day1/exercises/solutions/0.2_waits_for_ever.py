@@ -1,7 +1,7 @@
-"""Solution 0.2: one rank waits for ever.
+"""Solution 0.2: a program that hangs, and how to read the error.
 
 Lesson:  0
-Kind:    find the fault
+Kind:    find the fault, 15 minutes
 Symptom: The program hangs. With gloo it would for half an hour, with NCCL for ten
          minutes; here the group has a timeout of 2 s. Then every rank stops with an
          error. Its lines begin with [rank0]: and so on. Which rank timed out, and

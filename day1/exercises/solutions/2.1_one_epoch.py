@@ -1,7 +1,7 @@
-"""Solution 2.1: one epoch of training.
+"""Solution 2.1: steps of the optimizer, and a fair mean loss.
 
 Lesson:  2
-Kind:    fill in
+Kind:    fill in, 15 minutes
 Task:    Complete train_one_epoch(): one step of the optimizer for every batch, and at
          the end the mean loss over all numbers. The last batch is smaller than the
          others.

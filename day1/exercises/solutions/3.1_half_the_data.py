@@ -1,7 +1,7 @@
 """Solution 3.1: some ranks get half the data.
 
 Lesson:  3
-Kind:    find the fault
+Kind:    find the fault, 15 minutes
 Symptom: The first rank that needs the data downloads them. Rank 0 gets all 10,000
          labels, another rank fewer, and no rank complains. (The download is simulated,
          and slow, so that you see it.)

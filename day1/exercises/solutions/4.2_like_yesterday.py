@@ -1,7 +1,7 @@
-"""Solution 4.2: every epoch like the one before.
+"""Solution 4.2: each epoch repeats the one before.
 
 Lesson:  4
-Kind:    find the fault
+Kind:    find the fault, 10 minutes
 Symptom: The sampler shuffles, and yet each rank meets its numbers in the same order in
          every epoch, and never another rank's numbers.
 Run:     python day1/exercises/solutions/4.2_like_yesterday.py

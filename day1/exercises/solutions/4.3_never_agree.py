@@ -1,7 +1,7 @@
-"""Solution 4.3: the ranks never agree.
+"""Solution 4.3: models that differ from rank to rank.
 
 Lesson:  4
-Kind:    find the fault
+Kind:    find the fault, 15 minutes
 Symptom: The gradients are averaged, the learning rate is right, every rank takes the
          same steps. And yet the ranks end with models that differ.
 Run:     python day1/exercises/solutions/4.3_never_agree.py

@@ -1,7 +1,7 @@
-"""Solution 4.4: a sampler of your own.
+"""Solution 4.4: DistributedSampler by hand.
 
 Lesson:  4
-Kind:    fill in
+Kind:    fill in, 20 minutes
 Task:    Complete my_part(): shuffled, in a new order in each epoch, every image to
          only one rank, and the same number to each rank. Leave out images that cannot
          be divided evenly.

@@ -1,7 +1,7 @@
-"""Solution 6.2: a checkpoint that is sometimes unreadable.
+"""Solution 6.2: a checkpoint that cannot always be read.
 
 Lesson:  6
-Kind:    find the fault
+Kind:    find the fault, 10 minutes
 Symptom: Mostly it works. Now and then a rank cannot read the checkpoint, or it holds
          the weights of whichever rank was last.
 Run:     python day1/exercises/solutions/6.2_sometimes_unreadable.py

@@ -1,7 +1,7 @@
-"""Solution 7.1: a speed too good to be true.
+"""Solution 7.1: a time too short to be true.
 
 Lesson:  7
-Kind:    find the fault
+Kind:    find the fault, 15 minutes
 Symptom: A step takes 10 ms. The program measures next to nothing. (The GPU is
          simulated: like a real one it only notes the work, and its first step
          takes 200 ms more.)

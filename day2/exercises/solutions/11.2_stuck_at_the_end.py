@@ -1,7 +1,7 @@
-"""Solution 11.2: stuck at the end of the epoch.
+"""Solution 11.2: a training that hangs at the end.
 
 Lesson:  11
-Kind:    find the fault
+Kind:    find the fault, 15 minutes
 Symptom: With 2 ranks it ends. With 4 it hangs at the end of the epoch, until an error
          comes after a timeout of 2 s.
 Run:     python day2/exercises/solutions/11.2_stuck_at_the_end.py

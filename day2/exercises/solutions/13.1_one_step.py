@@ -1,7 +1,7 @@
-"""Solution 13.1: four batches, one step.
+"""Solution 13.1: gradient accumulation: several batches, one step, one message.
 
 Lesson:  13
-Kind:    fill in
+Kind:    fill in, 15 minutes
 Task:    Complete step(): one step for all batches of a group, and one message for it.
          Every point counts the same, although the last batch is smaller.
 Run:     python day2/exercises/solutions/13.1_one_step.py

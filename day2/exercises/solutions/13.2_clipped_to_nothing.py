@@ -1,7 +1,7 @@
-"""Solution 13.2: fp16, clipped, and nothing learned.
+"""Solution 13.2: clipped gradients and the scaler of fp16.
 
 Lesson:  13
-Kind:    find the fault
+Kind:    find the fault, 15 minutes
 Symptom: Gradients are clipped: one longer than 1 is shortened to 1. In fp32 this
          learns. Since the loss is scaled for fp16, it does not move, and there is
          no error.

@@ -1,7 +1,7 @@
-"""Solution 13.3: every rank has its own idea of normal.
+"""Solution 13.3: batch normalization on several ranks.
 
 Lesson:  13
-Kind:    find the fault
+Kind:    find the fault, 25 minutes
 Symptom: With batch normalization, four ranks do not compute what one process computes
          with the same global batch: each rank has different means. (nn.BatchNorm1d
          does the same.)

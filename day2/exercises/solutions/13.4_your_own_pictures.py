@@ -1,7 +1,7 @@
-"""Solution 13.4: your own pictures.
+"""Solution 13.4: pictures in folders, with any number of classes.
 
 Lesson:  13
-Kind:    fill in
+Kind:    fill in, 20 minutes
 Task:    Have the program train on any folder of pictures: with any number of classes,
          and with test pictures in val/ or in test/. Where both parts do not have the
          same classes, load_folder must raise a ValueError.

@@ -1,7 +1,7 @@
-"""Solution 13.5: unfrozen, and alone.
+"""Solution 13.5: a layer that is frozen first and trained later.
 
 Lesson:  13
-Kind:    find the fault
+Kind:    find the fault, 15 minutes
 Symptom: The first layer is frozen for ten steps, then all layers are trained. The loss
          falls and nothing complains. But the ranks end with different models, and
          which of them is saved?

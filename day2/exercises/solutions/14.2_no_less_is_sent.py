@@ -1,7 +1,7 @@
-"""Solution 14.2: accumulated, and sent all the same.
+"""Solution 14.2: accumulated gradients that are sent each time.
 
 Lesson:  14
-Kind:    find the fault
+Kind:    find the fault, 10 minutes
 Symptom: The gradients of four batches are accumulated, and the training is right. But
          there are as many messages as without accumulation.
 Run:     python day2/exercises/solutions/14.2_no_less_is_sent.py

@@ -1,7 +1,7 @@
-"""Solution 14.3: three ranks, three models.
+"""Solution 14.3: local SGD that ends with as many models as ranks.
 
 Lesson:  14
-Kind:    find the fault
+Kind:    find the fault, 10 minutes
 Symptom: Local SGD: three ranks train alone, and every 8 steps they average their
          parameters. In the end all should have the same model, with a weight of 1.92.
          But each has a different one. Leave STEPS and PERIOD as they are, and do not

@@ -1,7 +1,7 @@
-"""Solution 15.2: compute twice, keep little.
+"""Solution 15.2: memory for computing: activation checkpointing.
 
 Lesson:  15
-Kind:    fill in
+Kind:    fill in, 15 minutes
 Task:    What the forward pass keeps for backward often takes more memory than the
          model. Have forward() keep only what goes into each layer. backward then
          computes the rest again.

@@ -1,7 +1,7 @@
-"""Solution 15.3: each rank keeps a part of Adam's states.
+"""Solution 15.3: Adam's states, divided among the ranks: ZeRO-1 by hand.
 
 Lesson:  15
-Kind:    fill in
+Kind:    fill in, 20 minutes
 Task:    Every rank holds Adam's two averages of all parameters, and all hold the same
          ones. Change ZeroOne: each rank keeps the states of its part of the parameters
          only, updates this part, and gets the other parts from the other ranks.

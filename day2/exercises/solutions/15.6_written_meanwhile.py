@@ -1,7 +1,7 @@
-"""Solution 15.6: written while it trains.
+"""Solution 15.6: a checkpoint that is written while training continues.
 
 Lesson:  15
-Kind:    fill in
+Kind:    fill in, 20 minutes
 Task:    Training waits until each checkpoint is written. Let it continue meanwhile, but
          let "latest" name a checkpoint only once that is complete.
 Run:     python day2/exercises/solutions/15.6_written_meanwhile.py

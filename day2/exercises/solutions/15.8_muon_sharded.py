@@ -1,7 +1,7 @@
-"""Solution 15.8: Muon, sharded.
+"""Solution 15.8: Muon's steps of a sharded model aren't those of one process.
 
 Lesson:  15
-Kind:    find the fault
+Kind:    find the fault, 15 minutes
 Symptom: The loss falls, and there is no error. But already in the first step, the
          weights move elsewhere than in one process. With Adam they don't.
 Run:     python day2/exercises/solutions/15.8_muon_sharded.py

@@ -1,7 +1,7 @@
-"""Solution 16.1: equal at first.
+"""Solution 16.1: two ranks share two layers, and don't learn what one rank learns.
 
 Lesson:  16
-Kind:    find the fault
+Kind:    find the fault, 10 minutes
 Symptom: Two ranks share two layers. In step 0 the loss equals one process's, to the
          last printed digit. Later, the losses differ, but there is no error.
 Run:     python day2/exercises/solutions/16.1_equal_at_first.py

@@ -1,7 +1,7 @@
-"""Solution 16.3: a vocabulary in parts.
+"""Solution 16.3: the loss of a divided vocabulary, without gathering the logits.
 
 Lesson:  16
-Kind:    fill in
+Kind:    fill in, 20 minutes
 Task:    Each rank has the logits of its own part of the vocabulary. Compute the loss
          without gathering them: complete loss_in_parts(), with three short messages.
 Run:     python day2/exercises/solutions/16.3_a_vocabulary_in_parts.py

@@ -1,7 +1,7 @@
-"""Solution 18.1: twice as fast, on paper.
+"""Solution 18.1: a prediction that is too good.
 
 Lesson:  18
-Kind:    find the fault
+Kind:    find the fault, 10 minutes
 Symptom: The program predicts that two nodes are 2.0 times as fast as one. On the
          cluster, with 10 Gbit/s between its nodes, they were slower than one.
 Run:     python day2/exercises/solutions/18.1_on_paper.py

@@ -1,7 +1,7 @@
-"""Solution 19.2: memory that grows with the file.
+"""Solution 19.2: a process that grows with the file it reads.
 
 Lesson:  19
-Kind:    find the fault
+Kind:    find the fault, 15 minutes
 Symptom: A file is read in parts of 4 MB, and each part is copied and forgotten. Yet the
          memory of the process grows by as much as the file is large.
 Run:     python day2/exercises/solutions/19.2_memory_that_grows.py

@@ -1,7 +1,7 @@
-"""Solution 20.1: the learning rate falls too fast.
+"""Solution 20.1: a learning rate that falls too fast.
 
 Lesson:  20
-Kind:    find the fault
+Kind:    find the fault, 15 minutes
 Symptom: The learning rate is to fall in a straight line until the epoch ends. With one
          rank it does. With two it has fallen to the end after half of the epoch.
 Run:     python day2/exercises/solutions/20.1_falls_too_fast.py

@@ -41,12 +41,10 @@ def check_17_2(exercise, rank, world_size, report):
 
 
 def check_17_3(exercise, rank, world_size, report):
-    """Backward in two halves."""
     run_schedule(exercise, exercise.zero_bubble, 1, world_size, rank, world_size, report)
 
 
 def check_17_4(exercise, rank, world_size, report):
-    """Two stages on each rank, each half as large."""
     most = (3 * world_size - 1) / 2
     run_schedule(exercise, exercise.interleaved, 2, most, rank, world_size, report)
 
