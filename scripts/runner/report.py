@@ -142,6 +142,14 @@ def draw(well):
     return figures
 
 
+def schedules(well):
+    """Return the schedules that lesson 17 printed, [(name, what it cost, the slots as HTML)]."""
+    output = well["17"]["output"] if "17" in well else ""
+    found = re.findall(r"^(\w+), .*\n((?:stage [ \w.]+\n)+)(idle: .*)", output, re.M)
+    slot = r"([FB])\d+ ?", r'<b class="\1">\g<0></b>'
+    return [(name, cost, Markup(re.sub(*slot, rows))) for name, rows, cost in found]
+
+
 # Numbers that depend on the machine, by their unit: the last one that a lesson printed.
 SPEEDS = {
     "images/s": r"^epoch .* ([\d,]+) images/s$",
@@ -202,6 +210,7 @@ def write(path, results, command):
         results=[compared(x, record) for x in results],
         summary=summary(results),
         figures=draw(well),
+        schedules=schedules(well),
         recorded=sorted({f"{x['on']} ({x['recorded']})" for x in record.values()}),
         here=f"{own} ({time.strftime('%Y-%m-%d %H:%M')}, `{command}`)",
     )

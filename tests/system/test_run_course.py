@@ -150,7 +150,9 @@ def test_the_report_draws_what_the_run_left_and_needs_no_network(tmp_path):
     for result in results.values():
         assert f"<code>{escape(result['showed'])}</code>" in page
     assert f"{len(LESSONS)} of {len(LESSONS)} lessons ok" in page
-    assert [*figures] == ["curves-2", "curves-8", "timeline-5"]
+    names = ["curves-2", "curves-8", "timeline-5", "schedule-GPipe", "schedule-1F1B"]
+    assert [*figures] == names
+    assert [x.strip() for x in figures["schedule-1F1B"]].count("B7") == 4
     assert {"lesson 2", "lesson 4", "lesson 6"} < {*figures["curves-2"]}
     assert "their losses differ by at most 1e-03" in figures["curves-2"][-1]
     assert {"one process", "DDP, linear rate"} < {*figures["curves-8"]}
@@ -200,7 +202,7 @@ def test_only_what_ran_well_is_drawn(tmp_path):
         result_of("test-profile", skipped="This machine has one core."),
     ]
     page, figures = page_of(results, tmp_path)
-    assert figures == {}
+    assert [*figures] == ["schedule-GPipe", "schedule-1F1B"]
     assert "1 of 2 lessons ok, 1 skipped" in page
     assert "exit status 1</span>" in page
     assert "&lt;script&gt;" in page
