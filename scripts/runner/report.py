@@ -162,9 +162,10 @@ def comparable(own):
     """Return the record of the machine that is most like this line on a machine, or {}."""
     texts = [file.read_text() for file in sorted((ROOT / "tests" / "records").glob("*.json"))]
     records = {next(iter(x.values()))["on"]: x for x in map(json.loads, texts)}
-    alike = [on for on in records if ("no GPU" in on) == ("no GPU" in own)]
-    gaps = {on: abs(int(on.split()[1]) - int(own.split()[1])) for on in alike}  # of CPU cores
-    nearest = min(gaps, key=gaps.get, default=None)
+    same_kind = [on for on in records if ("no GPU" in on) == ("no GPU" in own)]
+    # Each line begins with the system and the number of CPU cores: Linux, 2 CPU cores.
+    more_cores = {on: abs(int(on.split()[1]) - int(own.split()[1])) for on in same_kind}
+    nearest = min(more_cores, key=more_cores.get, default=None)
     return records.get(nearest, {})
 
 
