@@ -342,7 +342,7 @@ def parse_args():
     add("--batch-size", type=int, default=64, help="per process (64)")
     add("--lr", type=float, default=0.015, help="learning rate (0.015)")
     add("--seed", type=int, default=0, help="for weights and order (0)")
-    add("--images", type=int, default=60_000, help="training images (60000)")
+    add("--images", type=int, default=30_000, help="training images (30000)")
     add("--save-every", type=int, default=50, help="steps per snapshot (50)")
     add("--crash-at-step", type=float, default=math.inf, help="a rank fails (never)")
     args = parser.parse_args()

@@ -714,7 +714,7 @@ def parse_args():
     if os.environ["LOCAL_RANK"] != "0":  # one rank a node says what is wrong
         parser.error = lambda message: sys.exit(2)
     folder = os.environ.get("CHECKPOINT_DIR", f"runs/{Path(__file__).stem}")
-    add("epochs", nargs="?", type=int, default=2, help="in total (2)")
+    add("epochs", nargs="?", type=int, default=1, help="in total (1)")
     add("--data", default="mnist", help="mnist, random, or a folder of images (mnist)")
     add("--model", choices=["net", "resnet18"], default="net", help="(net)")
     add("--checkpoint-dir", type=Path, default=folder, help=f"({folder})")
