@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Makes the course and its environment once for a whole class, on a disk that all its machines see.
+#
+# Usage: scripts/share_with_class.sh FOLDER
+#
+# FOLDER gets a clone of this repository with a .venv, which everyone can read, and only you can
+# change, and course.bundle, from which people clone: git clones no folder that belongs to others.
+# Then lesson 0 runs as a participant would run it, and must write nothing into FOLDER. At the end
+# come the three lines for your first slide.
+# If a site module with PyTorch is loaded, the environment keeps that PyTorch, and participants load
+# the same module first. Type the same command again after you have changed something.
+set -euo pipefail
+
+die() {
+  echo "share_with_class.sh: $*" >&2
+  exit 1
+}
+
+if [[ $# != 1 || $1 == -* ]]; then
+  sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]}"
+  exit "$([[ ${1:-} == -h || ${1:-} == --help ]] && echo 0 || echo 2)"
+fi
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+umask 022 # what is written from here on can be read by everyone
+mkdir -p "$1" || die "name a folder that you can write to"
+shared=$(cd "$1" && pwd)
+course=$shared/course
+if [[ -e $course ]]; then
+  git -C "$course" pull --quiet --ff-only || die "$course is there, and is no clone of $root"
+else
+  git clone --quiet "$root" "$course"
+fi
+git -C "$course" bundle create --quiet "$shared/course.bundle" HEAD main
+export UV_COMPILE_BYTECODE=1 PIP_COMPILE=1 # nobody else can write what Python compiles
+"$course/scripts/run_course.sh" --list >&2
+
+python=$course/.venv/bin/python
+[[ -x $python ]] || python=$(command -v "${PYTHON:-python3}") # a module that has everything
+for path in "$python" "$("$python" -c 'import os, torch; print(os.path.dirname(torch.__file__))')"; do
+  until [[ $path == / ]]; do # a path can be read if everyone may pass each of its folders
+    [[ $(stat -L -c %A "$path") == *x ]] || die "participants can't read $path: chmod a+rx there"
+    path=$(dirname "$(readlink -f "$path")")
+  done
+done
+open=$(find "$shared" -perm /022 ! -type l -print -quit)
+[[ -z $open ]] || die "others can change $open: chmod go-w"
+
+own=$(mktemp -d)
+trap 'rm -rf "$own"' EXIT
+touch "$own/before"
+git clone --quiet "$shared/course.bundle" "$own/course"
+(cd "$own/course" && HOME=$own "$python" day1/0_torch_dist.py 2 >"$own/output" 2>&1) ||
+  die "lesson 0 fails for a participant: $(tail -n 5 "$own/output")"
+written=$(find "$shared" -newer "$own/before" -print -quit)
+[[ -z $written ]] || die "a participant's run wrote $written"
+tail -n 1 "$own/output"
+cat <<END
+Everyone can use it, and only you can change it. For your first slide:
+
+  git clone $shared/course.bundle course
+  source ${python%/*}/activate
+  cd course
+END
