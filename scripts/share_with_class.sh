@@ -30,16 +30,21 @@ if [[ -e $course ]]; then
 else
   git clone --quiet "$root" "$course"
 fi
-git -C "$course" bundle create --quiet "$shared/course.bundle" HEAD main
-export UV_COMPILE_BYTECODE=1 PIP_COMPILE=1 # nobody else can write what Python compiles
-"$course/scripts/run_course.sh" --list >&2
+git -C "$course" bundle create --quiet "$shared/course.bundle" HEAD --branches
+export UV_COMPILE_BYTECODE=1 # nobody else can write what Python compiles
+"${PYTHON:-python3}" "$course/scripts/environment.py" -- -c ''
 
 python=$course/.venv/bin/python
-[[ -x $python ]] || python=$(command -v "${PYTHON:-python3}") # a module that has everything
-for path in "$python" "$("$python" -c 'import os, torch; print(os.path.dirname(torch.__file__))')"; do
+activate="source $(printf %q "$course/.venv/bin/activate")"
+if [[ ! -x $python ]]; then # a module has everything
+  python=$(command -v "${PYTHON:-python3}")
+  activate="module load <as you did>"
+fi
+torch=$("$python" -c 'import os, torch; print(os.path.dirname(torch.__file__))')
+for path in "$shared/course.bundle" "$python" "$torch"; do
   until [[ $path == / ]]; do # a path can be read if everyone may pass each of its folders
-    [[ $(stat -L -c %A "$path") == *x ]] || die "participants can't read $path: chmod a+rx there"
     path=$(dirname "$(readlink -f "$path")")
+    [[ $(stat -c %A "$path") == *[xt] ]] || die "participants can't enter $path: chmod a+rx there"
   done
 done
 open=$(find "$shared" -perm /022 ! -type l -print -quit)
@@ -54,10 +59,5 @@ git clone --quiet "$shared/course.bundle" "$own/course"
 written=$(find "$shared" -newer "$own/before" -print -quit)
 [[ -z $written ]] || die "a participant's run wrote $written"
 tail -n 1 "$own/output"
-cat <<END
-Everyone can use it, and only you can change it. For your first slide:
-
-  git clone $shared/course.bundle course
-  source ${python%/*}/activate
-  cd course
-END
+echo "Everyone can use it, and only you can change it. For your first slide:"
+printf '\n  git clone %q course\n  %s\n  cd course\n' "$shared/course.bundle" "$activate"
