@@ -30,7 +30,8 @@ def test_a_participant_can_use_it_and_change_nothing(monkeypatch):
         home.mkdir(mode=0o777)
         home.chmod(0o777)
         clone = output.splitlines()[-3].strip()
-        line = f"{clone} && cd course && {BASE} day1/0_torch_dist.py 2 && ! touch '{folder}/my class/x'"
+        line = f"{clone} && cd course && {BASE} day1/0_torch_dist.py 2"
+        line += f" && ! touch '{folder}/my class/x'"
         env = {**os.environ, "HOME": str(home)}
         done = subprocess.run([*PARTICIPANT, "bash", "-c", line], cwd=home, env=env, timeout=100)
         assert done.returncode == 0
