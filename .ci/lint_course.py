@@ -56,7 +56,7 @@ def of_page(page):
         return
     text = read(page["file"])
     sections = re.findall(r"^## (.*)$", text, re.M)
-    if sections != [x for x in SECTIONS if x in sections] or not NEEDED <= {*sections}:
+    if sections != [x for x in SECTIONS if x in sections] or not {*sections} >= NEEDED:
         yield f"the sections must be some of these, in this order: {', '.join(SECTIONS)}"
     if "?" not in text.partition("\n## Run\n")[0]:
         yield "asks nothing before it is run"
