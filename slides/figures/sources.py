@@ -92,7 +92,8 @@ def take_shares():
 def take_nodes():
     """Return what lesson 18 measured: rows of nodes, Mbit/s, gain predicted and measured."""
     rows = table(page_of("18"), "| nodes | link, Mbit/s |")
-    return [[float(x) for x in (row[0], row[1], row[3], row[4])] for row in rows]
+    pairs = [(nodes, link, pair) for nodes, link, *cells in rows for pair in cells]
+    return [[float(x) for x in (nodes, link, *pair.split(" / "))] for nodes, link, pair in pairs]
 
 
 def take_slots():
