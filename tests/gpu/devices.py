@@ -28,16 +28,12 @@ AMD, INTEL = FOUR | {"STANDIN_KIND": "hip"}, FOUR | {"STANDIN_KIND": "xpu"}
 # What is there, where it is not just four GPUs.
 MACHINES = {
     "no GPU": {"STANDIN_KIND": "none"},
-    "1 GPU": {"STANDIN_GPUS": "1"},
-    "8 GPUs": {"STANDIN_GPUS": "8"},
     "4 GPUs, divided (MIG)": FOUR | {"STANDIN_MIG": "1"},
     "4 GPUs of AMD": AMD,
     "4 GPUs of Intel": INTEL,
     "`srun`, each task sees all GPUs": TASK,
-    "the same with too many tasks": TASK,
     "`srun`, each task sees one GPU": TASK,
     "`srun`, each task sees the parts of divided GPUs (MIG)": TASK | {"STANDIN_MIG": "1"},
-    "`--local 1x4`, no Slurm, 1 GPU": {"STANDIN_GPUS": "1"},
 }
 
 
@@ -55,7 +51,7 @@ def environment_of(row, rank):
 
 
 def ask(row, choose_device, make_accelerator):
-    """Return the row with the lessons' answers, the last of them only where it has that column."""
+    """Return the row with the lessons' answers."""
     ranks = int(row[1])
     devices, gpus, backends, accelerators = [], [], [], []
     for rank in range(ranks):
@@ -69,8 +65,7 @@ def ask(row, choose_device, make_accelerator):
                 gpus.append("a part" if gpu.startswith("MIG-") else gpu)
     # Ranks that do not agree would never meet.
     assert len(set(zip(devices, backends, accelerators))) == 1, row
-    answers = [devices[0], " ".join(gpus), backends[0], accelerators[0]]
-    return row[:3] + answers[: len(row) - 3]
+    return [*row[:3], devices[0], " ".join(gpus), backends[0], accelerators[0]]
 
 
 def main(page):
