@@ -12,7 +12,7 @@ from faults import Job, lesson, nine_images, refused, saw
 from PIL import Image
 from support.cases import written_by
 from support.forked_ranks import run_ranks
-from support.run import ALONE, LESSONS, ROOT, copy_tree, skip_or_fail_in_ci, wait_for, works
+from support.run import ALONE, LESSONS, ROOT, copy_tree, full, skip_or_fail_in_ci, wait_for, works
 
 FILE = "As it says. The lesson's own file is made by `python day2/create_mnist_h5.py`."
 COPY = "Copy everything again from one place."
@@ -117,7 +117,7 @@ def test_copies_of_the_data_that_differ(command, says, tmp_path, tmp_path_factor
     saw(f"lesson {lesson_id}: each rank has its own copy, and they differ", says, COPY, output)
 
 
-@pytest.mark.parametrize("how", ["INT", "KILL"])
+@pytest.mark.parametrize("how", ["INT", full("KILL")])
 def test_writing_that_is_stopped_leaves_the_old_file(how, tmp_path):
     path = tmp_path / "mnist.h5"
     path.write_text("precious")
@@ -137,7 +137,7 @@ def test_writing_that_is_stopped_leaves_the_old_file(how, tmp_path):
 @pytest.mark.parametrize(
     ("size", "command", "says"),
     [
-        ("20m", "create_mnist_h5 --file mnist.h5", "No space left on device$"),
+        full("20m", "create_mnist_h5 --file mnist.h5", "No space left on device$"),
         ("300k", "12 --images 640 --save-every 2", r"Is the disk full\?$"),
     ],
 )

@@ -83,6 +83,7 @@ def test_one_rank_without_a_gradient_stops_all(tmp_path):
 
 
 @SHARDS
+@pytest.mark.full
 def test_compiled_and_computed_twice_the_losses_are_the_same(tmp_path):
     output = output_of(run_ranks(2, __file__, "prepare", cwd=tmp_path))
     *losses, kept = json.loads(output.splitlines()[-1])
@@ -120,7 +121,9 @@ def prepared():
     return [*losses, kept]
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=SHARDS)], ids=["library", "box"])
+@pytest.mark.parametrize(
+    "ranks", [2, pytest.param(4, marks=[SHARDS, pytest.mark.full])], ids=["library", "box"]
+)
 def test_what_page_16_has_from_pytorch_has_the_losses_of_one_process(ranks, tmp_path):
     output = output_of(run_ranks(ranks, __file__, "divided", cwd=tmp_path))
     right, losses, messages = json.loads(output.splitlines()[-1])

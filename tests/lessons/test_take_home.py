@@ -194,6 +194,7 @@ def test_after_the_end_a_broken_checkpoint_and_with_other_ranks(uninterrupted_ru
     assert "no checkpoint fits" in refused("--model", "resnet18", cwd=tmp_path)
 
 
+@pytest.mark.full
 def test_three_ranks_resume_with_the_same_bits(tmp_path):
     """Sums of two numbers round in one way only; DDP's first message is packed in another way."""
     train(3, cwd=tmp_path)
