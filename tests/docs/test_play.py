@@ -37,31 +37,29 @@ def in_page(function, given, folder):
 
 def choose(rng):
     """Return settings of all figures."""
-    s = {
+    layers, numbers = rng.randint(1, 9), rng.randint(1, 9**7)
+    return {
         "ranks": rng.randint(2, 8),
         "latency": rng.choice([1, 50, 2000]),
         "tree": rng.random() < 0.5,
-    }
-    s |= {
         "gigabits": 10 ** rng.uniform(-1, 3),
         "within": rng.uniform(1, 900),
         "cap": rng.randint(1, 50),
-    }
-    s |= {"layers": rng.randint(1, 9), "ms": rng.uniform(1, 999), "numbers": rng.randint(1, 9**7)}
-    s |= {"megabytes": s["layers"] * s["numbers"] * 4 / 1e6}
-    s |= {
+        "layers": layers,
+        "numbers": numbers,
+        "megabytes": layers * numbers * 4 / 1e6,
+        "ms": rng.uniform(1, 999),
         "width": rng.choice([64, 128]),
         "length": rng.choice([16, 64]),
         "texts": rng.randint(1, 4),
-    }
-    s |= {"vocabulary": rng.choice([128, 8 * rng.randint(1, 999)]), "tflops": rng.uniform(1, 900)}
-    s |= {
+        "vocabulary": rng.choice([128, 8 * rng.randint(1, 999)]),
+        "tflops": rng.uniform(1, 900),
         "gpus": rng.choice([1, 2, 4]),
         "nodes": rng.choice([1, 2]),
         "parts": rng.choice([1, 2, 3, 4, 5, 8, 12, 16, 24, 32]),
+        "name": rng.choice(["GPipe", "1F1B", "interleaved", "zero bubble"]),
+        "backward": rng.choice([1, 2]),
     }
-    s |= {"name": rng.choice(["GPipe", "1F1B", "interleaved", "zero bubble"])}
-    return s | {"backward": rng.choice([1, 2])}
 
 
 def check_ring(s, states):
