@@ -247,23 +247,6 @@ def ring_circle():
     return axes
 
 
-def digits():
-    """The first ten images of MNIST, and what is on them."""
-    raw = ROOT / "data" / "MNIST" / "raw"
-    images = (raw / "train-images-idx3-ubyte").read_bytes()[16:]
-    labels = (raw / "train-labels-idx1-ubyte").read_bytes()[8:]
-    axes = sheet(3.9)
-    for i in range(10):
-        x, y = 0.1 + i % 5 * 1.54, 2.36 - i // 5 * 1.9
-        pixels = images[i * 784 : (i + 1) * 784]
-        rows = [[255 - p for p in pixels[row * 28 : (row + 1) * 28]] for row in range(28)]
-        picture = axes.figure.add_axes((x / WIDTH, y / 3.9, 1.4 / WIDTH, 1.4 / 3.9))
-        picture.imshow(rows, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
-        picture.set(xticks=[], yticks=[])
-        say(axes, x + 0.7, y - 0.2, str(labels[i]), SIZE, RANKS[0], weight="bold")
-    return axes
-
-
 def identical():
     """Lesson 3's identical processes beside lesson 4's data parallel ones."""
     axes = sheet(4.9)
