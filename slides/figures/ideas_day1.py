@@ -11,7 +11,6 @@ from drawing import (
     RANKS,
     SIZE,
     SMALL,
-    WIDTH,
     YELLOW,
     arrow,
     box,
@@ -20,7 +19,7 @@ from drawing import (
     sheet,
 )
 from matplotlib.patches import Rectangle
-from sources import ROOT, take_parents, take_samples
+from sources import take_parents, take_samples
 
 # The map: where each lesson stands, (column, height), and what it is about.
 PLACES = {
