@@ -11,7 +11,6 @@ from drawing import (
     RANKS,
     SIZE,
     SMALL,
-    WIDTH,
     YELLOW,
     arrow,
     box,
@@ -20,7 +19,7 @@ from drawing import (
     sheet,
 )
 from matplotlib.patches import Rectangle
-from sources import ROOT, take_parents, take_samples
+from sources import take_parents, take_samples
 
 # The map: where each lesson stands, (column, height), and what it is about.
 PLACES = {
@@ -244,23 +243,6 @@ def ring_circle():
     say(axes, 3.9, 0.76, "Each rank sends 6 quarters: 1.5 times the tensor.", SIZE)
     words = "With n ranks: 2 (n − 1) / n times, always less than 2."
     say(axes, 3.9, 0.36, words, SIZE, weight="bold")
-    return axes
-
-
-def digits():
-    """The first ten images of MNIST, and what is on them."""
-    raw = ROOT / "data" / "MNIST" / "raw"
-    images = (raw / "train-images-idx3-ubyte").read_bytes()[16:]
-    labels = (raw / "train-labels-idx1-ubyte").read_bytes()[8:]
-    axes = sheet(3.9)
-    for i in range(10):
-        x, y = 0.1 + i % 5 * 1.54, 2.36 - i // 5 * 1.9
-        pixels = images[i * 784 : (i + 1) * 784]
-        rows = [[255 - p for p in pixels[row * 28 : (row + 1) * 28]] for row in range(28)]
-        picture = axes.figure.add_axes((x / WIDTH, y / 3.9, 1.4 / WIDTH, 1.4 / 3.9))
-        picture.imshow(rows, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
-        picture.set(xticks=[], yticks=[])
-        say(axes, x + 0.7, y - 0.2, str(labels[i]), SIZE, RANKS[0], weight="bold")
     return axes
 
 
