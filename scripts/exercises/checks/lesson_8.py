@@ -2,7 +2,7 @@ from itertools import chain
 
 import torch
 import torch.distributed as dist
-from exercises.common import noted
+from exercises.common import noted, train_alone
 from torch.nn.functional import mse_loss
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -24,9 +24,9 @@ def check_8_2(exercise, rank, world_size, report):
 
 
 def check_8_3(exercise, rank, world_size, report):
-    """The points, the first step and the report of train(), each symptom by itself.
+    """The result of train(), then its points, its first step and its report, each by itself.
 
-    It's a capstone, so it tells only symptoms, each one whatever the other faults do.
+    It's a capstone, so the result comes first: as long as it's wrong, a learner sees only that.
     """
     points = exercise.make_points()
     calls = noted(type(points), "__getitem__")
@@ -36,8 +36,9 @@ def check_8_3(exercise, rank, world_size, report):
         group = optimizer.param_groups[0]
         steps.append((group["lr"], group["params"][0].grad.norm().item()))
 
-    register_optimizer_step_pre_hook(note)
-    exercise.train(points, rank, world_size)
+    hook = register_optimizer_step_pre_hook(note)
+    _, losses = exercise.train(points, rank, world_size)
+    hook.remove()
     used = [int(index) for (_, index), _ in calls]
     # The gradient of the batches that the ranks really had in their first step.
     batches = [None] * world_size
@@ -50,13 +51,22 @@ def check_8_3(exercise, rank, world_size, report):
     rate, length = steps[0]
     ratio = length / next(model.parameters()).grad.norm().item()
     mean = exercise.over_all_ranks(torch.tensor([1.0 + rank]), world_size).item()
-    epochs = exercise.EPOCHS
-    return len(steps) // epochs, used[: len(used) // epochs], ratio, rate, mean
+    epochs, generator = exercise.EPOCHS, torch.Generator()
+    # One process, with the batches that all ranks together should have.
+    orders = [torch.randperm(len(x), generator=generator.manual_seed(n)) for n in range(epochs)]
+    batches = chain(*(order.split(exercise.BATCH_SIZE * world_size) for order in orders))
+    torch.manual_seed(0)
+    alone = exercise.make_model()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=exercise.LR * world_size)
+    right = train_alone(alone, optimizer, [(x[batch], y[batch]) for batch in batches])
+    result = losses.mean().item(), sum(right) / len(right)
+    return result, len(steps) // epochs, used[: len(used) // epochs], ratio, rate, mean
 
 
 def compare_8_3(seen, report):
     size = len(seen)
-    steps, used, ratios, (rate, *_), (mean, *_) = zip(*seen)
+    ((loss, right), *_), steps, used, ratios, (rate, *_), (mean, *_) = zip(*seen)
+    report.numbers("result: the mean loss of all steps is", [loss], [right])
     report.equal(f"work: steps of an epoch on each of {size} ranks:", max(steps), 64 // size)
     report.equal("work: points in the first epoch:", len(set(chain(*used))), 1024)
     far = max(ratios, key=lambda ratio: abs(ratio - 1))
