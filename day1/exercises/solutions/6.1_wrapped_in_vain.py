@@ -1,9 +1,9 @@
-"""Solution 6.1: a wrapper that does nothing.
+"""Solution 6.1: four ranks, four models, and no error.
 
 Lesson:  6
 Kind:    find the fault, 10 minutes
-Symptom: The model is wrapped by DistributedDataParallel. The program is fast, and the
-         loss of each rank falls. But in the end each rank has a different model.
+Symptom: The program is fast, and the loss of each rank falls. But in the end each rank
+         has a different model.
 Run:     python day1/exercises/solutions/6.1_wrapped_in_vain.py
 Check:   python scripts/check.py 6.1 --solution
 """

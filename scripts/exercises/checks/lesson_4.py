@@ -18,10 +18,7 @@ def check_4_1(exercise, rank, world_size, report):
 def check_4_2(exercise, rank, world_size, report):
     epochs = exercise.train(torch.arange(40.0), 2, 2, rank, world_size)[1]
     report.new_order(*epochs)
-    return epochs
-
-
-def compare_4_2(seen, report):
+    seen = yield epochs
     report.each_once("numbers", seen, 40)
 
 
@@ -30,10 +27,7 @@ def check_4_3(exercise, rank, world_size, report):
     y = torch.sin(x)
     model = exercise.train(x, y, rank, world_size)
     report.at_most("loss", mse_loss(model(x), y).item(), 0.1)
-    return flat(model)
-
-
-def compare_4_3(seen, report):
+    seen = yield flat(model)
     report.same_on_all_ranks(seen, 1e-6)
 
 
@@ -43,10 +37,7 @@ def check_4_4(exercise, rank, world_size, report):
     report(first != sorted(first), f"epoch 0 begins with {short(first)} (right: shuffled)")
     part = exercise.my_part(20, 0, rank, world_size)
     report.equal("images that it gets of 20:", len(part), 20 // world_size)
-    return first, second
-
-
-def compare_4_4(seen, report):
+    seen = yield first, second
     report.each_once("images", seen, 21)
 
 
@@ -75,10 +66,7 @@ def check_4_5(exercise, rank, world_size, report):
     optimizer = SGD(alone.parameters(), lr=0.015, momentum=0.9)
     data = [(images[step], labels[step]) for step in steps]
     far = gap(losses.tolist(), train_alone(alone, optimizer, data, cross_entropy))
-    return used.tolist(), one.bias.grad.item(), error, flat(model), far
-
-
-def compare_4_5(seen, report):
+    seen = yield used.tolist(), one.bias.grad.item(), error, flat(model), far
     used, means, errors, parameters, gaps = zip(*seen)
     report.each_once("images", used, IMAGES)
     text = "all ranks: with a weight that is frozen, average_gradients() "

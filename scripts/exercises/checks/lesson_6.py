@@ -21,10 +21,7 @@ def check_6_2(exercise, rank, world_size, report):
     exercise.save(model, path)
     state, error = attempt(torch.load, path, weights_only=True)
     report.no_error("read the file:", error)
-    return len(calls), error, None if error else state["weight"].item()
-
-
-def compare_6_2(seen, report):
+    seen = yield len(calls), error, None if error else state["weight"].item()
     if not any(error for _, error, _ in seen):
         writers = sorted({f"{weight:.0f}" for _, _, weight in seen})
         text = f"all ranks: the weights that they read are from rank {', '.join(writers)}"
