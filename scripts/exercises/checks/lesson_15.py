@@ -37,7 +37,7 @@ def check_15_3(exercise, rank, world_size, report):
     torch.manual_seed(0)
     alone = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 1))
     x = torch.linspace(-2, 2, 32)[:, None]
-    train_alone(alone, torch.optim.Adam(alone.parameters(), lr=0.01), [(x, x.sin())] * 20)
+    train_alone(alone, [(x, x.sin())] * 20, optimizer=torch.optim.Adam, lr=0.01)
     report.like_one_process(model, alone)
 
 

@@ -40,14 +40,13 @@ def check_8_3(exercise, rank, world_size, report):
     epochs, count = exercise.EPOCHS, len(steps)
     used = [int(index) for (_, index), _ in calls[: len(calls) // epochs]]
     # One process, with the batches that all ranks together should have.
-    generator = torch.Generator()
-    orders = [torch.randperm(1024, generator=generator.manual_seed(n)) for n in range(epochs)]
-    batches = chain(*(order.split(16 * world_size) for order in orders))
+    batches = []
+    for epoch in range(epochs):
+        order = torch.randperm(1024, generator=torch.Generator().manual_seed(epoch))
+        batches += [points[batch] for batch in order.split(16 * world_size)]
     torch.manual_seed(0)
     model = exercise.make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05 * world_size)
-    x, y = points.tensors
-    alone = train_alone(model, optimizer, [(x[batch], y[batch]) for batch in batches])
+    alone = train_alone(model, batches, lr=0.05 * world_size)
     (rate, length), (right_rate, right_length) = steps[0], steps[count]
     mean = exercise.over_all_ranks(torch.tensor([1.0 + rank]), world_size).item()
     seen = yield count // epochs, used, length / right_length
