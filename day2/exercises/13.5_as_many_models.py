@@ -1,12 +1,12 @@
-"""Solution 13.5: fine-tuning that ends with as many models as ranks.
+"""Exercise 13.5: fine-tuning that ends with as many models as ranks.
 
 Lesson:  13
 Kind:    find the fault, 15 minutes
 Symptom: For ten steps only the last layer is trained, then both. The loss falls and
          nothing complains. But the ranks end with different models, and which of them
          is saved?
-Run:     python day2/exercises/solutions/13.5_unfrozen_and_alone.py
-Check:   python scripts/check.py 13.5 --solution
+Run:     python day2/exercises/13.5_as_many_models.py
+Check:   python scripts/check.py 13.5
 """
 
 import os
@@ -33,8 +33,6 @@ def train(rank, world_size):
     for step in range(20):
         if step == 10:
             model[0].requires_grad_(True)
-            # DDP averages what required a gradient when it was made: make it again.
-            ddp_model = DistributedDataParallel(model)
         optimizer.zero_grad()
         F.mse_loss(ddp_model(x), y).backward()
         optimizer.step()

@@ -1,11 +1,11 @@
-"""Exercise 13.2: a training that learns in fp32 and stands still in fp16.
+"""Solution 13.2: a training that learns in fp32 and stands still in fp16.
 
 Lesson:  13
 Kind:    find the fault, 15 minutes
 Symptom: As it was written for fp32, this learns. Since the loss is scaled for fp16, it
          does not move, and there is no error.
-Run:     python day2/exercises/13.2_clipped_to_nothing.py
-Check:   python scripts/check.py 13.2
+Run:     python day2/exercises/solutions/13.2_stands_still.py
+Check:   python scripts/check.py 13.2 --solution
 """
 
 import os
@@ -25,6 +25,8 @@ def step(model, optimizer, scaler, x, y):
     optimizer.zero_grad()
     loss = F.mse_loss(model(x), y)
     scaler.scale(loss).backward()
+    # Back to their true size first. step() knows then that this is done.
+    scaler.unscale_(optimizer)
     clip_grad_norm_(model.parameters(), 1.0)
     scaler.step(optimizer)
     scaler.update()

@@ -4,7 +4,7 @@ Lesson:  6
 Kind:    find the fault, 10 minutes
 Symptom: The program is fast, and the loss of each rank falls. But in the end each rank
          has a different model.
-Run:     python day1/exercises/6.1_wrapped_in_vain.py
+Run:     python day1/exercises/6.1_four_models.py
 Check:   python scripts/check.py 6.1
 """
 
