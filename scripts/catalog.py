@@ -37,9 +37,9 @@ def read_course():
 def read_exercises():
     """Return the exercises: a list of the tables in exercises.toml.
 
-    Each also gets id, lesson, file, from the root of the repository, and hints. The solution, which
-    is always there, tells about, processes, imports, minutes and kind: fill in, find the fault, or
-    capstone.
+    Each also gets id, lesson, file, from the root of the repository, and hints, where it has none:
+    {pattern: list}. The solution, which is always there, tells about, processes, imports, minutes
+    and kind: fill in, find the fault, or capstone.
     """
     exercises = []
     for name, exercise in tomllib.loads((SCRIPTS / "exercises.toml").read_text()).items():
@@ -53,7 +53,9 @@ def read_exercises():
         known |= zip(("about", "kind", "minutes"), re.match(title, text).groups())
         known["processes"] = int(re.search(r"--nproc-per-node=(\d+)", text)[1])
         known["imports"] = re.findall(r"^(?:from|import) ([\w.]+)", text, re.M)
-        known["hints"] = [exercise[key] for key in ("question", "experiment", "answer")]
+        if "hints" not in exercise:
+            keys = "question", "experiment", "answer"
+            known["hints"] = {"": [exercise[key] for key in keys]}
         exercises.append({**known, **exercise})
     return exercises
 

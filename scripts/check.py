@@ -1,7 +1,8 @@
 """Check an exercise: start it on its ranks and see what each of them really does.
 
-A check says what was measured on each rank and what is allowed: symptoms, not causes. --hint gives
-the next of three hints and runs nothing. Once an exercise has passed, it says what was wrong.
+A check says what was measured on each rank and what is allowed: symptoms, not causes, and one at a
+time. --hint gives the next hint and runs nothing: where there are several things to do, it's about
+the first one that the last check found missing. Once an exercise has passed, it says why.
 
 Without an id: list the exercises and which of them have passed. With a lesson, such as 4: list its
 exercises. With next: check the first one that hasn't passed yet. What has passed is remembered in
@@ -24,7 +25,8 @@ from catalog import ROOT, read_exercises
 from exercises import runner
 from processes import exit_with
 
-# {id: {"passed": the digest of the file that has passed, "hints": how many were asked for}}
+# {id: {"passed", "checked": the digests of the file that has passed, and of the last one checked,
+#       "part": the key of the hints that fit, "hints": how many of them were asked for}}
 RECORD = ROOT / "runs" / "exercises.json"
 
 
@@ -64,12 +66,39 @@ def list_exercises(exercises, record):
     print("The first one that hasn't passed: python scripts/check.py next")
 
 
+def find_part(exercise, record, wrong=()):
+    """Return the key of the hints for the lines that say NO. If none fits, it stays as it was."""
+    parts = list(exercise["hints"])
+    fitting = [part for part in parts if any(re.search(part, line) for line in wrong)]
+    last = record.get(exercise["id"], {}).get("part")
+    return [*fitting, *(part for part in parts if part == last), *parts][0]
+
+
 def give_hint(exercise, record):
     """Print the next hint, and remember it; after the last hint, the first one again."""
-    hints = exercise["hints"]
-    number = record.get(exercise["id"], {}).get("hints", 0) % len(hints)
+    known = record.get(exercise["id"], {})
+    hints = exercise["hints"][find_part(exercise, record)]
+    number = known.get("hints", 0) % len(hints)
+    if len(exercise["hints"]) > 1 and known.get("checked") != digest(ROOT / exercise["file"]):
+        print("Check the file as it is now: then hints are about the first thing that it lacks.")
     print(f"{exercise['id']}, hint {number + 1} of {len(hints)}: {hints[number]}")
     remember(record, exercise, hints=number + 1)
+
+
+def symptom_of(sentence):
+    """Return the words of a line up to what's right: the same on all ranks for one symptom."""
+    words = re.sub(r"^rank [\d, ]+:|\d[\d.]*(e[-+]\d+)?|\b(nan|inf)\b", "", sentence)
+    return re.sub(r"\W+", " ", words.partition("right:")[0])
+
+
+def show(lines):
+    """Print the lines that say ok, and of those that say NO the first symptom, of all ranks."""
+    symptoms = list(dict.fromkeys(symptom_of(sentence) for right, sentence in lines if not right))
+    for right, sentence in lines:
+        if right or symptom_of(sentence) == symptoms[0]:
+            print(f"  {'ok' if right else 'NO'}  {sentence}")
+    if symptoms[1:]:
+        print(f"      and {len(symptoms) - 1} more")
 
 
 def check(exercise, record, solution=False, show_task=False):
@@ -87,14 +116,18 @@ def check(exercise, record, solution=False, show_task=False):
         print(task[0] if task else "", end="", flush=True)
     checked = digest(file)
     lines = runner.run(exercise, file)
-    passed = all(right for right, _ in lines)
-    if passed and not solution:
-        remember(record, exercise, passed=checked)
-    for right, sentence in lines:
-        print(f"  {'ok' if right else 'NO'}  {sentence}")
+    wrong = [sentence for right, sentence in lines if not right]
+    passed = not wrong
+    if not solution:
+        result = {"checked": checked, "part": find_part(exercise, record, wrong)}
+        if passed:
+            result["passed"] = checked
+        if result["part"] != find_part(exercise, record):
+            result["hints"] = 0
+        remember(record, exercise, **result)
+    show(lines)
     if passed:
-        heading = "Why" if exercise["kind"] == "fill in" else "What was wrong"
-        print(f"  ->  {heading}: {exercise['consequence']}")
+        print(f"  ->  Why: {exercise['consequence']}")
     print("passed" if passed else "not yet", flush=True)
     return passed
 
@@ -104,7 +137,7 @@ def parse_args(exercises):
     text = "such as 4.1, or next; a lesson, such as 4, or nothing, lists exercises"
     parser.add_argument("id", nargs="?", help=text)
     options = parser.add_mutually_exclusive_group()
-    options.add_argument("--hint", action="store_true", help="the next of three hints, not a check")
+    options.add_argument("--hint", action="store_true", help="the next hint, not a check")
     options.add_argument("--solution", action="store_true", help="check the solution instead")
     args = parser.parse_args()
     ids = {exercise["id"] for exercise in exercises}

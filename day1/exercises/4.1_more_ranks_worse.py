@@ -4,7 +4,7 @@ Lesson:  4
 Kind:    find the fault, 15 minutes
 Symptom: All ranks hold the same parameters, and the learning rate is the same. Yet four
          ranks learn more slowly than one, although both use the same 64 points in each
-         step. Gradients that are longer than 1 are clipped to length 1.
+         step.
 Run:     python day1/exercises/4.1_more_ranks_worse.py
 Check:   python scripts/check.py 4.1
 """
@@ -21,7 +21,7 @@ from torch import nn
 
 def train(x, y, rank, world_size):
     """Train a new model on this rank's part of x and y. Return it and its losses."""
-    torch.manual_seed(0)  # the same first weights on every rank
+    torch.manual_seed(0)
     model = nn.Linear(x.shape[1], 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x, y = x[rank::world_size], y[rank::world_size]

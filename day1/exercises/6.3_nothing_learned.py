@@ -30,7 +30,7 @@ def save(model, path):
     """Write the weights of a wrapped model. Every rank calls this."""
     if dist.get_rank() == 0:
         torch.save(model.state_dict(), path)
-    dist.barrier()  # nobody reads before the file is complete
+    dist.barrier()
 
 
 def load(path):

@@ -45,7 +45,7 @@ def save(path, model, optimizer):
     """Write a checkpoint. Every rank calls this."""
     if dist.get_rank() == 0:
         torch.save({"model": model.module.state_dict()}, path)
-    dist.barrier()  # nobody reads before the file is complete
+    dist.barrier()
 
 
 def load(path, model, optimizer):

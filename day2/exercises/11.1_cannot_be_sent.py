@@ -3,8 +3,8 @@
 Lesson:  11
 Kind:    find the fault, 15 minutes
 Symptom: Reading in the rank itself works. A DataLoader with workers must send the data
-         set to them, and that fails; or, where workers are forked, they share one open
-         file.
+         set to them, and that fails; or, where workers are forked, there is no error,
+         and they may read anything.
 Run:     python day2/exercises/11.1_cannot_be_sent.py
 Check:   python scripts/check.py 11.1
 """

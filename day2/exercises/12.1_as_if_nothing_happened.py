@@ -3,7 +3,8 @@
 Lesson:  12
 Kind:    fill in, 20 minutes
 Task:    Complete state_dict() and load_state_dict(). A job that was stopped after any
-         step and resumes from its snapshot must end like a job that never stopped.
+         step and resumes from its snapshot must end like a job that never stopped. The
+         run stops after 5 steps and shows rank 0: the check tries more.
 Run:     python day2/exercises/12.1_as_if_nothing_happened.py
 Check:   python scripts/check.py 12.1
 """

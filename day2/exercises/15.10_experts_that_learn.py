@@ -4,7 +4,8 @@ Lesson:  15
 Kind:    fill in, 30 minutes
 Task:    Exercise 15.5's experts, one on each rank, now in training: gradients travel
          back to the tokens' ranks, an expert has room for so many tokens and no more,
-         and a second loss teaches the gate to give all experts equal work.
+         and a second loss teaches the gate to give all experts equal work. The run only
+         counts tokens: the check compares gradients with one process's, too.
 Run:     python day2/exercises/15.10_experts_that_learn.py
 Check:   python scripts/check.py 15.10
 """

@@ -4,7 +4,8 @@ Lesson:  15
 Kind:    fill in, 20 minutes
 Task:    A layer has as many experts as there are ranks, and each rank holds one. A gate
          chooses an expert for each token. Complete ask_experts(): the tokens travel to
-         their experts, and the answers back.
+         their experts, and the answers back. In the run all ranks have the same number
+         of tokens, in the check they have not.
 Run:     python day2/exercises/15.5_one_expert_a_rank.py
 Check:   python scripts/check.py 15.5
 """

@@ -4,6 +4,7 @@ Lesson:  16
 Kind:    fill in, 20 minutes
 Task:    Each rank has the logits of its own part of the vocabulary. Compute the loss
          without gathering them: complete loss_in_parts(), with three short messages.
+         The run's logits are small: only the check has large ones, too.
 Run:     python day2/exercises/16.3_a_vocabulary_in_parts.py
 Check:   python scripts/check.py 16.3
 """

@@ -5,7 +5,8 @@ Kind:    fill in, 25 minutes
 Task:    Each rank has two stages of half the size, one from each half of the model, so
          a micro-batch passes through all ranks twice. The bubble is smaller already,
          but every rank holds all 8 micro-batches. Complete interleaved(), so that none
-         holds more than 5.5, and still at most 24 of all slots are idle.
+         holds more than 5.5, and still at most 24 of all slots are idle. The run has 8
+         micro-batches, the check also 16.
 Run:     python day2/exercises/17.4_two_stages_a_rank.py
 Check:   python scripts/check.py 17.4
 """

@@ -1,12 +1,12 @@
 """The checks of the exercises: checks/lesson_6.py checks those of lesson 6.
 
 check_6_2(exercise, rank, world_size, report) runs on every rank: it gets the exercise as a module,
-calls what is in it, and reports what this rank saw. What only all ranks together show, it returns,
-as plain numbers, texts and lists: compare_6_2(seen, report) gets what the checks returned, in the
-order of the ranks. report is a common.Report: report(right, sentence) is a line that the learner
-reads. A sentence says what was measured, then what is allowed: "right:" or "limit". It never says
-why: causes are in the hints and in the field consequence of exercises.toml. A measurement that
-would give the cause away comes only after the one that shows the symptom is right.
+calls what is in it, and reports what this rank saw. What only all ranks together show, it yields,
+as plain numbers, texts and lists: seen = yield value. Rank 0 alone goes on from there: seen is what
+all ranks have yielded, in the order of the ranks. report is a common.Report: report(right, text)
+is a line that the learner reads. It says what was measured, then what is allowed: "right:" or
+"limit". It never says why: causes are in the hints and in the field consequence of exercises.toml.
+A learner sees only the first symptom, so one that would give the cause away comes after the others.
 
 A new exercise needs its check here and its table in ../exercises.toml; check.py finds both by id.
 """

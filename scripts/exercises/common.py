@@ -128,11 +128,12 @@ class SlowQueue:
         time.sleep(max(0, self.ends[-1] - time.perf_counter()))
 
 
-def train_alone(model, optimizer, batches, loss_of=None, clip=None):
-    """Train as one process does, a step for each (x, y). Return the losses."""
+def train_alone(model, batches, loss_of=None, clip=None, optimizer=None, **options):
+    """Train as one process does, a step for each (x, y), by SGD unless told. Return the losses."""
     import torch
 
     loss_of = loss_of or torch.nn.functional.mse_loss
+    optimizer = (optimizer or torch.optim.SGD)(model.parameters(), **options)
     losses = []
     for x, y in batches:
         optimizer.zero_grad()

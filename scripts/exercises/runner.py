@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from inspect import isgenerator
 from multiprocessing.connection import wait
 
 from exercises.common import Report, sentence_of
@@ -66,20 +67,23 @@ def set_up(rank, world_size, folder):
 
 def be_rank(rank, world_size, exercise_id, file, folder, pipe):
     """Be one rank: join the group, load the exercise, check it, tell, and wait for the others."""
-    name = exercise_id.replace(".", "_")
-    report, both = Report(f"rank {rank}: "), Report()
+    report = Report(f"rank {rank}: ")
     try:
         set_up(rank, world_size, folder)
         pipe.send(("started", None))
         exercise = load(file)
         module = importlib.import_module(f"exercises.checks.lesson_{exercise_id.split('.')[0]}")
-        value = getattr(module, f"check_{name}")(exercise, rank, world_size, report)
+        name = f"check_{exercise_id.replace('.', '_')}"
+        check = getattr(module, name)(exercise, rank, world_size, report)
+        value = next(check, None) if isgenerator(check) else None
         pipe.send(("seen", (report.lines, value)))
         # A rank that leaves early breaks the connections of the others. Only rank 0 gets all.
         seen = pipe.recv()
-        if hasattr(module, f"compare_{name}"):
-            getattr(module, f"compare_{name}")(seen, both)
-        pipe.send(("compared", both.lines))
+        report.who, report.lines = "", []
+        if isgenerator(check):
+            with contextlib.suppress(StopIteration):
+                check.send(seen)
+        pipe.send(("compared", report.lines))
     except SystemExit as error:
         pipe.send(("failed", f"called exit({error.code!r})"))
     except BaseException as error:

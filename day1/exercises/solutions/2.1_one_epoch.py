@@ -4,7 +4,7 @@ Lesson:  2
 Kind:    fill in, 15 minutes
 Task:    Complete train_one_epoch(): one step of the optimizer for every batch, and at
          the end the mean loss over all numbers. The last batch is smaller than the
-         others.
+         others. The run prints losses, but only the check knows the right ones.
 Run:     python day1/exercises/solutions/2.1_one_epoch.py
 Check:   python scripts/check.py 2.1 --solution
 """

@@ -1,11 +1,12 @@
-"""Solution 4.5: lesson 4, typed by you: sampler, `set_epoch`, `average_gradients`.
+"""Solution 4.5: lesson 4, typed by you, in three places.
 
 Lesson:  4
 Kind:    fill in, 25 minutes
 Task:    Four ranks run lesson 3's training, all with the same images. Make it data
          parallel in three places: TODO 1 and 2 in train(), TODO 3 in
          average_gradients() and in train_one_epoch(), which has to call it. The last
-         line that it prints is lesson 4's, and decides in the same way.
+         line that it prints is lesson 4's. It compares only the first ten steps, and no
+         parameter is frozen here, so it can say ok too early: run the check, too.
 Run:     python day1/exercises/solutions/4.5_type_data_parallelism.py
 Check:   python scripts/check.py 4.5 --solution
 """

@@ -31,7 +31,7 @@ def save(model, path):
     if dist.get_rank() == 0:
         # DistributedDataParallel calls the model module: all its names begin with that.
         torch.save(model.module.state_dict(), path)
-    dist.barrier()  # nobody reads before the file is complete
+    dist.barrier()
 
 
 def load(path):

@@ -50,7 +50,7 @@ def save(path, model, optimizer):
             "optimizer": optimizer.state_dict(),
         }
         torch.save(states, path)
-    dist.barrier()  # nobody reads before the file is complete
+    dist.barrier()
 
 
 def load(path, model, optimizer):

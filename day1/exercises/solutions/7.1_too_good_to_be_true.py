@@ -2,9 +2,8 @@
 
 Lesson:  7
 Kind:    find the fault, 15 minutes
-Symptom: A step takes 10 ms. The program measures next to nothing. (The GPU is
-         simulated: like a real one it only notes the work, and its first step
-         takes 200 ms more.)
+Symptom: A step takes 10 ms, and only the first one 200 ms more. The program measures
+         next to nothing. (The GPU is simulated.)
 Run:     python day1/exercises/solutions/7.1_too_good_to_be_true.py
 Check:   python scripts/check.py 7.1 --solution
 """

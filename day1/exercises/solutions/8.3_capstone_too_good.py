@@ -62,7 +62,7 @@ def train(points, rank, world_size):
     loader = DataLoader(points, batch_size=BATCH_SIZE, sampler=sampler)
     losses = []
     for epoch in range(EPOCHS):
-        sampler.set_epoch(epoch)  # without this every epoch has the same order
+        sampler.set_epoch(epoch)
         steps = train_one_epoch(ddp_model, loader, optimizer, world_size)
         losses.append(over_all_ranks(steps, world_size))
     return model, torch.cat(losses)

@@ -3,8 +3,7 @@
 Lesson:  13
 Kind:    find the fault, 25 minutes
 Symptom: With batch normalization, four ranks do not compute what one process computes
-         with the same global batch: each rank has different means. (nn.BatchNorm1d
-         does the same.)
+         with the same global batch. (nn.BatchNorm1d does the same.)
 Run:     python day2/exercises/solutions/13.3_every_rank_its_own_normal.py
 Check:   python scripts/check.py 13.3 --solution
 """

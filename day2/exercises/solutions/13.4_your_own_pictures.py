@@ -4,7 +4,8 @@ Lesson:  13
 Kind:    fill in, 20 minutes
 Task:    Have the program train on any folder of pictures: with any number of classes,
          and with test pictures in val/ or in test/. Where both parts do not have the
-         same classes, load_folder must raise a ValueError.
+         same classes, load_folder must raise a ValueError. The run has only test/, with
+         the same classes: the other cases are in the check.
 Run:     python day2/exercises/solutions/13.4_your_own_pictures.py
 Check:   python scripts/check.py 13.4 --solution
 """

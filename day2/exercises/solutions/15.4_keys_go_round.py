@@ -4,7 +4,8 @@ Lesson:  15
 Kind:    fill in, 25 minutes
 Task:    A text is so long that no rank can hold the keys and values of all of it. Each
          rank has one piece. Complete ring_attention(): pass keys and values on from
-         rank to rank, until each query has met all of them.
+         rank to rank, until each query has met all of them. The run's scores are small:
+         the check has large ones, too, and looks how many pieces a rank holds.
 Run:     python day2/exercises/solutions/15.4_keys_go_round.py
 Check:   python scripts/check.py 15.4 --solution
 """

@@ -3,7 +3,8 @@
 Lesson:  15
 Kind:    fill in, 20 minutes
 Task:    Training waits until each checkpoint is written. Let it continue meanwhile, but
-         let "latest" name a checkpoint only once that is complete.
+         let "latest" name a checkpoint only once that is complete. The run does not
+         look when latest is written: only the check does.
 Run:     python day2/exercises/solutions/15.6_written_meanwhile.py
 Check:   python scripts/check.py 15.6 --solution
 """

@@ -6,6 +6,7 @@ Task:    Backward is two passes here. B makes the gradient of a stage's input, f
          the stage before waits. W makes those of its weights, which can wait. Complete
          zero_bubble(): when does each stage do its W? At most 12 of all slots may stay
          idle, and no stage may hold more than 4 micro-batches, as stage 0 with 1F1B.
+         The run has 8 micro-batches, the check also 5.
 Run:     python day2/exercises/solutions/17.3_fill_the_bubble.py
 Check:   python scripts/check.py 17.3 --solution
 """

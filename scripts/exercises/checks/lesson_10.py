@@ -58,20 +58,17 @@ def check_10_3(exercise, rank, world_size, report):
     exercise.main = lambda device: None
     picked, asked = noted(exercise, "pick_device"), noted(exercise, "pick_backend")
     exercise.start()
-    for options in joined or [{"rank": None}]:
-        place, size = options.get("rank", rank), options.get("world_size", world_size)
-        report.equal("its rank in its group is", f"{place} of {size}", f"{rank} of {world_size}")
     local_ranks = ", ".join(str(arguments[0]) for arguments, _ in picked)
     report.equal("its local rank is", local_ranks or "never used", str(rank % 2))
     right = ", ".join(f"cuda:{rank % gpus}" if gpus else "cpu" for gpus in GPUS)
     report.equal(f"local rank {rank} gets, on nodes with 4, 2 and 0 GPUs,", devices, right)
+    for options in joined or [{"rank": None}]:
+        place, size = options.get("rank", rank), options.get("world_size", world_size)
+        report.equal("its rank in its group is", f"{place} of {size}", f"{rank} of {world_size}")
     report.equal("pick_backend() is", "asked" if asked else "not asked", "asked")
     timeout = any(options.get("timeout") == exercise.TIMEOUT for options in joined)
     report.equal("TIMEOUT is", "passed on" if timeout else "not passed on", "passed on")
-    return len(writes), error
-
-
-def compare_10_3(seen, report):
+    seen = yield len(writes), error
     report.equal("all ranks: times that the file was written:", sum(x for x, _ in seen), 1)
     errors = [error for _, error in seen if error]
     report.no_error("all ranks: save(), then read the file:", errors[0] if errors else None)

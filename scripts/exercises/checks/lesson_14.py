@@ -1,7 +1,6 @@
 import torch
 import torch.distributed as dist
 from exercises.common import flat, noted, train_alone
-from torch.optim import SGD
 
 
 def check_14_1(exercise, rank, world_size, report):
@@ -20,7 +19,7 @@ def check_14_2(exercise, rank, world_size, report):
     model = torch.nn.Linear(1, 1)
     points = torch.linspace(-2, 2, 64 * world_size)[:, None]
     batches = [(x, 3 * x - 1) for x in points.split(16 * world_size)]
-    train_alone(model, SGD(model.parameters(), lr=0.1), batches)
+    train_alone(model, batches, lr=0.1)
     report.numbers("parameters", mine, flat(model))
     report.equal("messages for 4 steps of the optimizer:", messages, 4)
 
@@ -33,6 +32,6 @@ def check_14_3(exercise, rank, world_size, report):
     model = torch.nn.Linear(1, 1, bias=False)
     x = torch.linspace(-2, 2, 16)[:, None]
     batches = [(x, (world_size + 1) / 2 * x)] * 20
-    train_alone(model, SGD(model.parameters(), lr=0.05), batches)
+    train_alone(model, batches, lr=0.05)
     if report.numbers("weight", mine, flat(model)):
         report.equal("how often the parameters were averaged:", len(means), 3)

@@ -12,8 +12,5 @@ def check_3_1(exercise, rank, world_size, report):
     labels = exercise.load_labels(folder / "labels").tolist()
     right = sum(label == place % 10 for place, label in enumerate(labels))
     report.equal("labels that it has read as they should be:", right, 10_000)
-    return len(calls)
-
-
-def compare_3_1(seen, report):
+    seen = yield len(calls)
     report.equal("all ranks: downloads:", sum(seen), 1)

@@ -2,7 +2,6 @@ import torch
 import torch.distributed as dist
 from exercises.common import attempt, flat, gap, noted, short, train_alone
 from torch.nn.functional import cross_entropy, mse_loss
-from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
 
@@ -11,17 +10,14 @@ def check_4_1(exercise, rank, world_size, report):
     model, losses = exercise.train(x, y, rank, world_size)
     torch.manual_seed(0)
     alone = torch.nn.Linear(x.shape[1], 1)
-    train_alone(alone, SGD(alone.parameters(), lr=0.1), [(x, y)] * len(losses), clip=1.0)
+    train_alone(alone, [(x, y)] * len(losses), clip=1.0, lr=0.1)
     report.like_one_process(model, alone, 1e-3)
 
 
 def check_4_2(exercise, rank, world_size, report):
     epochs = exercise.train(torch.arange(40.0), 2, 2, rank, world_size)[1]
     report.new_order(*epochs)
-    return epochs
-
-
-def compare_4_2(seen, report):
+    seen = yield epochs
     report.each_once("numbers", seen, 40)
 
 
@@ -30,23 +26,17 @@ def check_4_3(exercise, rank, world_size, report):
     y = torch.sin(x)
     model = exercise.train(x, y, rank, world_size)
     report.at_most("loss", mse_loss(model(x), y).item(), 0.1)
-    return flat(model)
-
-
-def compare_4_3(seen, report):
+    seen = yield flat(model)
     report.same_on_all_ranks(seen, 1e-6)
 
 
 def check_4_4(exercise, rank, world_size, report):
-    part = exercise.my_part(20, 0, rank, world_size)
-    report.equal("images that it gets of 20:", len(part), 20 // world_size)
     first, second = [exercise.my_part(21, epoch, rank, world_size).tolist() for epoch in range(2)]
     report.new_order(first, second)
     report(first != sorted(first), f"epoch 0 begins with {short(first)} (right: shuffled)")
-    return first, second
-
-
-def compare_4_4(seen, report):
+    part = exercise.my_part(20, 0, rank, world_size)
+    report.equal("images that it gets of 20:", len(part), 20 // world_size)
+    seen = yield first, second
     report.each_once("images", seen, 21)
 
 
@@ -72,13 +62,10 @@ def check_4_5(exercise, rank, world_size, report):
     steps = [x.flatten() for epoch in torch.stack(parts, 1) for x in epoch.split(BATCH, 1)]
     torch.manual_seed(0)
     alone = exercise.Net()
-    optimizer = SGD(alone.parameters(), lr=0.015, momentum=0.9)
     data = [(images[step], labels[step]) for step in steps]
-    far = gap(losses.tolist(), train_alone(alone, optimizer, data, cross_entropy))
-    return used.tolist(), one.bias.grad.item(), error, flat(model), far
-
-
-def compare_4_5(seen, report):
+    right = train_alone(alone, data, cross_entropy, lr=0.015, momentum=0.9)
+    far = gap(losses.tolist(), right)
+    seen = yield used.tolist(), one.bias.grad.item(), error, flat(model), far
     used, means, errors, parameters, gaps = zip(*seen)
     report.each_once("images", used, IMAGES)
     text = "all ranks: with a weight that is frozen, average_gradients() "

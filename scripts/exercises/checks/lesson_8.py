@@ -1,8 +1,7 @@
 from itertools import chain
 
 import torch
-import torch.distributed as dist
-from exercises.common import noted
+from exercises.common import noted, train_alone
 from torch.nn.functional import mse_loss
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -24,9 +23,9 @@ def check_8_2(exercise, rank, world_size, report):
 
 
 def check_8_3(exercise, rank, world_size, report):
-    """The points, the first step and the report of train(), each symptom by itself.
+    """The result of train(), then its points, its first step and its report.
 
-    It's a capstone, so it tells only symptoms, each one whatever the other faults do.
+    It's a capstone, so the result comes first: as long as it's wrong, a learner sees only that.
     """
     points = exercise.make_points()
     calls = noted(type(points), "__getitem__")
@@ -37,30 +36,27 @@ def check_8_3(exercise, rank, world_size, report):
         steps.append((group["lr"], group["params"][0].grad.norm().item()))
 
     register_optimizer_step_pre_hook(note)
-    exercise.train(points, rank, world_size)
-    used = [int(index) for (_, index), _ in calls]
-    # The gradient of the batches that the ranks really had in their first step.
-    batches = [None] * world_size
-    dist.all_gather_object(batches, used[: len(used) // len(steps)])
-    batch = list(chain(*batches))
+    _, losses = exercise.train(points, rank, world_size)
+    epochs, count = exercise.EPOCHS, len(steps)
+    used = [int(index) for (_, index), _ in calls[: len(calls) // epochs]]
+    # One process, with the batches that all ranks together should have.
+    batches = []
+    for epoch in range(epochs):
+        order = torch.randperm(1024, generator=torch.Generator().manual_seed(epoch))
+        batches += [points[batch] for batch in order.split(16 * world_size)]
     torch.manual_seed(0)
     model = exercise.make_model()
-    x, y = points.tensors
-    mse_loss(model(x[batch]), y[batch]).backward()
-    rate, length = steps[0]
-    ratio = length / next(model.parameters()).grad.norm().item()
+    alone = train_alone(model, batches, lr=0.05 * world_size)
+    (rate, length), (right_rate, right_length) = steps[0], steps[count]
     mean = exercise.over_all_ranks(torch.tensor([1.0 + rank]), world_size).item()
-    epochs = exercise.EPOCHS
-    return len(steps) // epochs, used[: len(used) // epochs], ratio, rate, mean
-
-
-def compare_8_3(seen, report):
-    size = len(seen)
-    steps, used, ratios, (rate, *_), (mean, *_) = zip(*seen)
-    report.equal(f"work: steps of an epoch on each of {size} ranks:", max(steps), 64 // size)
+    seen = yield count // epochs, used, length / right_length
+    counts, used, ratios = zip(*seen)
+    loss, right = losses.mean().item(), sum(alone) / len(alone)
+    report.numbers("result: the mean loss of all steps is", [loss], [right])
+    report.equal(f"work: steps of an epoch on each of {world_size} ranks:", max(counts), 16)
     report.equal("work: points in the first epoch:", len(set(chain(*used))), 1024)
     far = max(ratios, key=lambda ratio: abs(ratio - 1))
-    text = f"step: the first one is {far:.2f} times as long as gradient and rate say"
+    text = f"step: the first gradient is {far:.2f} times as long as one process's"
     report(abs(far - 1) < 0.01, f"{text} (right: 1, limit 0.01)")
-    report.numbers(f"step: the learning rate on {size} ranks is", [rate], [0.05 * size])
+    report.numbers(f"step: the learning rate on {world_size} ranks is", [rate], [right_rate])
     report.numbers("report: losses 1, 2, 3, 4 of the ranks are reported as", [mean], [2.5])

@@ -1,11 +1,11 @@
-"""Exercise 6.1: a wrapper that does nothing.
+"""Solution 6.1: four ranks, four models, and no error.
 
 Lesson:  6
 Kind:    find the fault, 10 minutes
-Symptom: The model is wrapped by DistributedDataParallel. The program is fast, and the
-         loss of each rank falls. But in the end each rank has a different model.
-Run:     python day1/exercises/6.1_wrapped_in_vain.py
-Check:   python scripts/check.py 6.1
+Symptom: The program is fast, and the loss of each rank falls. But in the end each rank
+         has a different model.
+Run:     python day1/exercises/solutions/6.1_four_models.py
+Check:   python scripts/check.py 6.1 --solution
 """
 
 import os
@@ -34,7 +34,8 @@ def train(rank, world_size):
     ddp_model.train()
     for _ in range(20):
         optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
+        # The forward pass of the wrapper: in it DDP prepares to average in backward.
+        loss = F.mse_loss(ddp_model(x), y)
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())

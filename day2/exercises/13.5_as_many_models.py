@@ -1,11 +1,11 @@
-"""Exercise 13.5: a layer that is frozen first and trained later.
+"""Exercise 13.5: fine-tuning that ends with as many models as ranks.
 
 Lesson:  13
 Kind:    find the fault, 15 minutes
-Symptom: The first layer is frozen for ten steps, then all layers are trained. The loss
-         falls and nothing complains. But the ranks end with different models, and
-         which of them is saved?
-Run:     python day2/exercises/13.5_unfrozen_and_alone.py
+Symptom: For ten steps only the last layer is trained, then both. The loss falls and
+         nothing complains. But the ranks end with different models, and which of them
+         is saved?
+Run:     python day2/exercises/13.5_as_many_models.py
 Check:   python scripts/check.py 13.5
 """
 

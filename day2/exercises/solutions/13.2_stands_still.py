@@ -1,11 +1,10 @@
-"""Solution 13.2: clipped gradients and the scaler of fp16.
+"""Solution 13.2: a training that learns in fp32 and stands still in fp16.
 
 Lesson:  13
 Kind:    find the fault, 15 minutes
-Symptom: Gradients are clipped: one longer than 1 is shortened to 1. In fp32 this
-         learns. Since the loss is scaled for fp16, it does not move, and there is
-         no error.
-Run:     python day2/exercises/solutions/13.2_clipped_to_nothing.py
+Symptom: As it was written for fp32, this learns. Since the loss is scaled for fp16, it
+         does not move, and there is no error.
+Run:     python day2/exercises/solutions/13.2_stands_still.py
 Check:   python scripts/check.py 13.2 --solution
 """
 
