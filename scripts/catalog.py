@@ -35,17 +35,18 @@ def read_course():
 
 
 def read_exercises():
-    """Return the exercises: a list of the tables in exercises.toml.
+    """Return the exercises: a list of the tables in hints.toml, beside the solutions.
 
     Each also gets id, lesson, file, from the root of the repository, and hints, where it has none:
     {pattern: list}. The solution, which is always there, tells about, processes, imports, minutes
     and kind: fill in, find the fault, or capstone.
     """
     exercises = []
-    for name, exercise in tomllib.loads((SCRIPTS / "exercises.toml").read_text()).items():
+    lists = [tomllib.loads(file.read_text()) for file in sorted(ROOT.glob("day*/*/*/hints.toml"))]
+    for name, exercise in (item for tables in lists for item in tables.items()):
         solution = next(ROOT.glob(f"day*/exercises/solutions/{name}_*.py"), None)
         if not solution:
-            sys.exit(f"exercises.toml has {name}, but there is no file solutions/{name}_....py")
+            sys.exit(f"hints.toml has {name}, but there is no file solutions/{name}_....py")
         text = solution.read_text()
         known = {"id": name, "lesson": name.partition(".")[0]}
         known["file"] = str(solution.relative_to(ROOT).parents[1] / solution.name)

@@ -5,8 +5,9 @@ calls what is in it, and reports what this rank saw. What only all ranks togethe
 as plain numbers, texts and lists: seen = yield value. Rank 0 alone goes on from there: seen is what
 all ranks have yielded, in the order of the ranks. report is a common.Report: report(right, text)
 is a line that the learner reads. It says what was measured, then what is allowed: "right:" or
-"limit". It never says why: causes are in the hints and in the field consequence of exercises.toml.
+"limit". It never says why: causes are in the hints and in the field consequence of hints.toml.
 A learner sees only the first symptom, so one that would give the cause away comes after the others.
 
-A new exercise needs its check here and its table in ../exercises.toml; check.py finds both by id.
+A new exercise needs its check here, and its table in the hints.toml beside its solution; check.py
+finds both by id.
 """
