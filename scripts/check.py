@@ -8,7 +8,7 @@ Without an id: list the exercises and which of them have passed. With a lesson, 
 exercises. With next: check the first one that hasn't passed yet. What has passed is remembered in
 runs/exercises.json.
 
-Each exercise has its check in exercises/, and its hints beside the solutions. Don't read them there,
+Each exercise has its check in exercises/, and its hints beside the solutions. Don't read them,
 because that takes the fun out of it: ask with --hint.
 """
 
