@@ -5,7 +5,8 @@ Kind:    capstone, 45 minutes
 Symptom: The losses of four ranks equal those of one process, to the last digit. This
          looks like success, but four ranks take as many steps as one, and nothing is
          gained. Three faults are in this program. Each makes another harder to see:
-         if you fix one, the numbers may look worse than before.
+         if you fix one, the numbers may look worse than before. What the functions'
+         docstrings say is right.
 Run:     python day1/exercises/8.3_capstone_too_good.py
 Check:   python scripts/check.py 8.3
 """

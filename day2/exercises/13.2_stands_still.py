@@ -1,9 +1,9 @@
-"""Exercise 13.2: a training that learns in fp32 and stands still in fp16.
+"""Exercise 13.2: a training that stands still since its loss is scaled.
 
 Lesson:  13
 Kind:    find the fault, 15 minutes
-Symptom: As it was written for fp32, this learns. Since the loss is scaled for fp16, it
-         does not move, and there is no error.
+Symptom: Before, this learned. Since the loss is scaled, as fp16 needs it, it does not
+         move, and there is no error. (Here all numbers are fp32, so that any CPU can.)
 Run:     python day2/exercises/13.2_stands_still.py
 Check:   python scripts/check.py 13.2
 """

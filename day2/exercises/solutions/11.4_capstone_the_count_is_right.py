@@ -4,8 +4,8 @@ Lesson:  11
 Kind:    capstone, 45 minutes
 Symptom: 512 images are streamed to 2 simulated nodes with 2 ranks each, and each rank
          has 2 workers. The program counts 512 images per epoch, as it should. But only
-         some of them are ever used. Three faults are in this program, and after one or
-         two of them are fixed, the count is still right and images are still missing.
+         some of them are ever used. Three faults are in this program, and one is still
+         there when all that it prints is right.
 Run:     python day2/exercises/solutions/11.4_capstone_the_count_is_right.py
 Check:   python scripts/check.py 11.4 --solution
 """
@@ -58,7 +58,6 @@ def train():
     model = DistributedDataParallel(nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     stream = ChunkStream()
-    # Workers that live on: starting new ones in each epoch would take time.
     options = {"num_workers": WORKERS, "persistent_workers": True, "timeout": 20}
     if sys.platform == "linux":
         options["multiprocessing_context"] = "fork"  # quick; not safe on a Mac

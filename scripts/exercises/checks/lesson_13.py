@@ -7,6 +7,7 @@ from exercises.common import attempt, flat, train_alone
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 
 def check_13_1(exercise, rank, world_size, report):
@@ -81,5 +82,16 @@ def check_13_4(exercise, rank, world_size, report):
 
 
 def check_13_5(exercise, rank, world_size, report):
+    trained = []  # in each step, the parameters with a gradient
+
+    def note(optimizer, arguments, options):
+        parameters = [x for group in optimizer.param_groups for x in group["params"]]
+        trained.append([x for x in parameters if x.grad is not None])
+
+    hook = register_optimizer_step_pre_hook(note)
+    model = exercise.train(rank, world_size)
+    hook.remove()
     # With all points on each rank there is nothing to average, so this is how one process trains.
-    report.like_one_process(exercise.train(rank, world_size), exercise.train(0, 1))
+    report.like_one_process(model, exercise.train(0, 1))
+    steps = [i for i, parts in enumerate(trained) if any(x is model[0].weight for x in parts)]
+    report.equal("the first layer is trained in steps", steps, list(range(10, 20)))

@@ -13,6 +13,6 @@ def check_7_1(exercise, rank, world_size, report):
 
     gpu = SimpleNamespace(step=step, synchronize=queue.wait)
     measured = exercise.time_step(gpu, 20)
-    text = f"measured {1000 * measured:.2f} ms, a step takes {1000 * seconds:g} ms"
+    text = f"on this check's GPU a step takes {1000 * seconds:g} ms, measured {1000 * measured:.2f}"
     limits = f"limits {1000 * seconds / 1.5:.2f} and {1500 * seconds:.2f} ms"
     report(seconds / 1.5 < measured < seconds * 1.5, f"{text} ({limits})")
