@@ -1,7 +1,7 @@
 """Solution 6.1: four ranks, four models, and no error.
 
 Lesson:  6
-Kind:    find the fault, 10 minutes
+Kind:    find the fault, 5 minutes
 Symptom: The program is fast, and the loss of each rank falls. But in the end each rank
          has a different model.
 Run:     python day1/exercises/solutions/6.1_four_models.py

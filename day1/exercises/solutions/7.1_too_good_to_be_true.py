@@ -1,7 +1,7 @@
 """Solution 7.1: a time too short to be true.
 
 Lesson:  7
-Kind:    find the fault, 15 minutes
+Kind:    find the fault, 10 minutes
 Symptom: A step takes 10 ms, and only the first one 200 ms more. The program measures
          next to nothing. (The GPU is simulated.)
 Run:     python day1/exercises/solutions/7.1_too_good_to_be_true.py

@@ -1,7 +1,7 @@
 """Solution 8.3: three faults: four ranks, and exactly the curve of one.
 
 Lesson:  8
-Kind:    capstone, 45 minutes
+Kind:    capstone, 30 minutes
 Symptom: The losses of four ranks equal those of one process, to the last digit. This
          looks like success, but four ranks take as many steps as one, and nothing is
          gained. Three faults are in this program. Each makes another harder to see:

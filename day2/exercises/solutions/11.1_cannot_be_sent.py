@@ -1,7 +1,7 @@
 """Solution 11.1: a data set that cannot go to its workers.
 
 Lesson:  11
-Kind:    find the fault, 15 minutes
+Kind:    find the fault, 10 minutes
 Symptom: Reading in the rank itself works. A DataLoader with workers must send the data
          set to them, and that fails; or, where workers are forked, there is no error,
          and they may read anything.

@@ -1,7 +1,7 @@
 """Solution 13.2: a training that stands still since its loss is scaled.
 
 Lesson:  13
-Kind:    find the fault, 15 minutes
+Kind:    find the fault, 10 minutes
 Symptom: Before, this learned. Since the loss is scaled, as fp16 needs it, it does not
          move, and there is no error. (Here all numbers are fp32, so that any CPU can.)
 Run:     python day2/exercises/solutions/13.2_stands_still.py

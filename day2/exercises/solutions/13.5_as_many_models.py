@@ -1,7 +1,7 @@
 """Solution 13.5: fine-tuning that ends with as many models as ranks.
 
 Lesson:  13
-Kind:    find the fault, 15 minutes
+Kind:    find the fault, 10 minutes
 Symptom: For ten steps only the last layer is trained, then both. The loss falls and
          nothing complains. But the ranks end with different models, and which of them
          is saved?
