@@ -97,8 +97,8 @@ def show(lines):
     for right, sentence in lines:
         if right or symptom_of(sentence) == symptoms[0]:
             print(f"  {'ok' if right else 'NO'}  {sentence}")
-    if symptoms[1:]:
-        print(f"      and {len(symptoms) - 1} more")
+    if more := len(symptoms[1:]):
+        print(f"      and {more} more symptom{'s' * (more > 1)}")
 
 
 def check(exercise, record, solution=False, show_task=False):

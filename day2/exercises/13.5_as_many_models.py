@@ -3,8 +3,7 @@
 Lesson:  13
 Kind:    find the fault, 10 minutes
 Symptom: For ten steps only the last layer is trained, then both. The loss falls and
-         nothing complains. But the ranks end with different models, and which of them
-         is saved?
+         nothing complains. But the ranks end with different models.
 Run:     python day2/exercises/13.5_as_many_models.py
 Check:   python scripts/check.py 13.5
 """
