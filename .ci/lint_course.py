@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from catalog import read_course, read_days, read_pages  # noqa: E402
+from catalog import read_lessons, read_days, read_pages  # noqa: E402
 from docs.excerpts import DIVIDING_LINE  # noqa: E402
 from docs.pages import PAGES, parts_of  # noqa: E402
 from docs.records import SHOWN, read_records  # noqa: E402
@@ -141,7 +141,7 @@ def without_timeout(file):
 def main():
     records, pages = read_records()[SHOWN], read_pages()
     found = []
-    for lesson in read_course():
+    for lesson in read_lessons():
         todo = f"no record: python scripts/update_docs.py --record {lesson['id']}"
         showed = records.get(lesson["id"], {}).get("showed", todo)
         found += [(lesson["file"], words) for words in of_lesson(lesson, showed)]
@@ -153,8 +153,8 @@ def main():
     for page in PAGES:
         if read(page).count("<details>") != read(page).count("</details>"):
             found.append((page, "a folded block has no end"))
-    found += [("scripts/course.toml", words) for words in of_list(read_course())]
-    found += [("below the dividing line", words) for words in of_shared(read_course())]
+    found += [("scripts/course.toml", words) for words in of_list(read_lessons())]
+    found += [("below the dividing line", words) for words in of_shared(read_lessons())]
     everywhere = ("day*/**/*.py", "day*/**/*.md", "slides/*.md")
     for file in itertools.chain(*map(ROOT.glob, everywhere)):
         found += [(file.relative_to(ROOT), words) for words in without_timeout(file)]

@@ -18,7 +18,7 @@ LAUNCHER = "scripts/multinode_setup_and_run.sh"
 REQUIREMENT = r'^([\w.-]+)((?:>=[\d.]+)?)(?:; python_version < "3\.(\d+)")?$'
 
 
-def read_course():
+def read_lessons():
     """Return the lessons: a list of the tables page of scripts in course.toml.
 
     Each also gets file, id, arguments, and nodes, which says whether it runs on all nodes.
@@ -75,7 +75,7 @@ def read_pages():
     lesson also has its other keys of course.toml, and script. One that is explained on another
     lesson's page names that page, and has none here.
     """
-    lessons = {lesson["file"]: lesson for lesson in read_course()}
+    lessons = {lesson["file"]: lesson for lesson in read_lessons()}
     parts = {part.get("page"): (day["id"], part) for day in read_days() for part in day["parts"]}
     pages = []
     for file, page in tomllib.loads((SCRIPTS / "course.toml").read_text())["page"].items():

@@ -37,7 +37,7 @@ import re
 import shlex
 import tomllib
 
-from catalog import SCRIPTS, read_course, read_days, read_exercises, read_pages
+from catalog import SCRIPTS, read_lessons, read_days, read_exercises, read_pages
 from docs import excerpts, pages, records
 from docs.records import value
 
@@ -57,7 +57,7 @@ class Course:
     """What blocks are made from: the lists of the course, {id: table}, its pages, and records."""
 
     def __init__(self):
-        lists = read_course(), read_exercises(), read_days()
+        lists = read_lessons(), read_exercises(), read_days()
         self.lessons, self.exercises, self.days = ({x["id"]: x for x in some} for some in lists)
         self.pages = read_pages()
         self.records = records.read_records()

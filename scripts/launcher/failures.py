@@ -48,8 +48,11 @@ class FailureReport:
         elif TIMED_OUT.search(text):
             self.apart = True
 
-    def conclude(self):
-        """Say what failed first, and which node is lost. Return 0, or one of NO_FAILURE."""
+    def report_cause(self):
+        """Say what failed first, and which node is lost. Return 0, or one of NO_FAILURE.
+
+        Between nodes, first is as right as their clocks.
+        """
         first = min(self.failures)[1] if self.failures else ""  # the others fail because of it
         if self.unavailable:
             return os.EX_UNAVAILABLE

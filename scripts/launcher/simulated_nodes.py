@@ -109,7 +109,7 @@ def run_ranks(ranks, group):
     finally:
         group.end()
         reader.join(1)  # no longer: a process that nobody can find may hold the pipe
-    return report.conclude() or as_a_shell(status)
+    return report.report_cause() or as_a_shell(status)
 
 
 def wait_for_all(running, ended, report):

@@ -104,4 +104,4 @@ def supervise(command, silence=SILENCE):
     reader.start()
     srun.wait()
     reader.join(5)  # no longer: a process that srun has left behind may hold the pipe
-    return report.conclude() or as_a_shell(srun.returncode)
+    return report.report_cause() or as_a_shell(srun.returncode)

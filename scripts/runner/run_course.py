@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the packages beside this one
 
-from catalog import read_course
+from catalog import read_lessons
 from processes import exit_with
 from runner.run_lesson import lesson_command, run, summary
 
@@ -67,7 +67,7 @@ def main():
     parser.add_argument("lesson", nargs="*", help="lesson ids, day1 or day2; all if none is given")
     parser.add_argument("--list", action="store_true", help="show the lessons and run nothing")
     args = parser.parse_args()
-    lessons = choose(read_course(), args.lesson, parser)
+    lessons = choose(read_lessons(), args.lesson, parser)
     if args.list:
         for x in lessons:
             print(f"{x['id']:>12}  {x['file']:<38} {x['idea']}")

@@ -15,13 +15,13 @@ import time
 import processes
 import psutil
 import pytest
-from catalog import ROOT, load, read_course
+from catalog import ROOT, load, read_lessons
 from docs import records
 from loss_curves import losses as losses  # for the tests
 from PIL import Image
 
 LAUNCHER = ROOT / "scripts" / "multinode_setup_and_run.sh"
-LESSONS = {lesson["id"]: lesson for lesson in read_course()}
+LESSONS = {lesson["id"]: lesson for lesson in read_lessons()}
 # A rank alone, so that no launcher is needed.
 ALONE = {
     "RANK": "0",

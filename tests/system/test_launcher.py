@@ -170,7 +170,7 @@ def test_what_is_said_on_stderr_tells_why_a_job_ended(lines, status, said, capfd
         report.take(f"{line}\n".encode())
     forwarded = capfd.readouterr().err.splitlines()
     assert forwarded == [line for line in lines if not line.startswith("launcher: ")]
-    assert report.conclude() == status
+    assert report.report_cause() == status
     text = capfd.readouterr().err
     assert said in text if said else text == ""
 

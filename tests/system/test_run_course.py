@@ -40,7 +40,7 @@ def run_stand_ins(tmp_path, monkeypatch, capsys):
         file.write_text(program)
         lesson = {"id": name, "file": str(file), "idea": name}
         lessons.append({**lesson, "nodes": False, "arguments": []})
-    monkeypatch.setattr(run_course, "read_course", lambda: lessons)
+    monkeypatch.setattr(run_course, "read_lessons", lambda: lessons)
     monkeypatch.chdir(tmp_path)
     impatient = functools.partial(run_course.run, limit=4, grace=1, settle=1, patience=1)
     monkeypatch.setattr(run_course, "run", impatient)
