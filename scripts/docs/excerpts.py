@@ -42,7 +42,7 @@ def output(course, page, name, *begins):
     record = course.records[SHOWN][name]
     command, lines = record["command"], record["output"]
     if page not in DECKS:
-        summary = "<summary>Our output (yours will differ in times and last digits)</summary>"
+        summary = "<summary>Our output (your times and last digits differ)</summary>"
         shown = "\n".join(["```console", f"$ {command}", *lines, "```"])
         return f"<details>\n{summary}\n\n{shown}\n\n</details>\n"
     command = re.sub(r"(?<=multinode_setup_and_run\.sh )(.*)day2/(\d+)_\w+\.py", r"\1\2", command)
@@ -86,6 +86,6 @@ def diff(course, page, *names):
     lines = [re.sub(r"^(@@).*", r"\1", line) for line in lines]  # the numbers help nobody here
     added = sum(line.startswith("+") for line in lines) - 1
     removed = sum(line.startswith("-") for line in lines) - 1
-    whole = f"For both files as a whole: `diff {old['file']} {new['file']}`"
+    whole = f"The whole files: `diff {old['file']} {new['file']}`"
     words = f"{added} lines added, {removed} removed. {whole}"
     return "\n".join(["```diff", *lines, "```", "", words, ""])

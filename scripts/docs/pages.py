@@ -112,7 +112,7 @@ def exercises(course, here, where):
         name = link(x["id"], x["file"], here)
         rows.append([name, x["kind"], x["minutes"], x["about"]])
     first = chosen[0]["id"]
-    check = f"`python scripts/check.py {first}` checks exercise {first}; `--hint` helps."
+    check = f"`python scripts/check.py {first}` checks {first}; `--hint` helps."
     return f"{table(['exercise', 'kind', 'minutes', 'what it is about'], rows)}\n{check}\n"
 
 
