@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from catalog import read_lessons, read_days, read_pages  # noqa: E402
+from catalog import read_days, read_lessons, read_pages  # noqa: E402
 from docs.excerpts import DIVIDING_LINE  # noqa: E402
 from docs.pages import PAGES, parts_of  # noqa: E402
 from docs.records import SHOWN, read_records  # noqa: E402

@@ -37,7 +37,7 @@ import re
 import shlex
 import tomllib
 
-from catalog import SCRIPTS, read_lessons, read_days, read_exercises, read_pages
+from catalog import SCRIPTS, read_days, read_exercises, read_lessons, read_pages
 from docs import excerpts, pages, records
 from docs.records import value
 
