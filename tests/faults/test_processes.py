@@ -89,7 +89,7 @@ STUCK = "Look above for a worker's error. `--workers 0` shows where it is stuck.
 @pytest.mark.parametrize(
     ("name", "what", "line", "told", "says"),
     [
-        ("11", "hangs", ASLEEP, (), TOO_LATE),
+        full("11", "hangs", ASLEEP, (), TOO_LATE),
         full("13", "hangs", ASLEEP, (), TOO_LATE),
         full("13", "hangs; Ctrl-C twice", ASLEEP, ("INT", "INT"), None),
         full("13", "hangs; TERM twice", ASLEEP, ("TERM", "TERM"), None),

@@ -121,9 +121,8 @@ def prepared():
     return [*losses, kept]
 
 
-@pytest.mark.parametrize(
-    "ranks", [2, pytest.param(4, marks=[SHARDS, pytest.mark.full])], ids=["library", "box"]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=SHARDS)], ids=["library", "box"])
 def test_what_page_16_has_from_pytorch_has_the_losses_of_one_process(ranks, tmp_path):
     output = output_of(run_ranks(ranks, __file__, "divided", cwd=tmp_path))
     right, losses, messages = json.loads(output.splitlines()[-1])
