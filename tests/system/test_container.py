@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.run import ROOT, output_of, run, skip_or_fail_in_ci, works
 
-# $1 is the folder of the new system, $2 the repository, $3 a folder of packages. pip finds them, and
+# $1 is the folder of the new system, $2 the repository, $3 a folder of packages. pip finds them and
 # downloads none. All mounts are in a namespace of their own.
 SCRIPT = """
 set -e
