@@ -90,7 +90,7 @@ def test_compiled_and_computed_twice_the_losses_are_the_same(tmp_path):
     assert losses == [pytest.approx(losses[0], abs=1e-6)] * 3
     assert kept == sorted(kept, reverse=True)
     if torch.__version__ >= (2, 15):
-        words = "keeps {:.2f} MB, with `prepare` {:.2f}, and with `kept=[]` {:.2f}."
+        words = "keeps {:.2f} MB, with `prepare` {:.2f}, and with `prepare(layer, kept=[])` {:.2f}."
         assert words.format(*kept) in PAGE
 
 
