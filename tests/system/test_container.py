@@ -29,6 +29,7 @@ chroot "$1" $inside slurmctld -V
 
 
 @pytest.mark.full
+@pytest.mark.timeout(600)
 def test_on_a_new_debian_root_installs_and_a_user_runs_lessons(tmp_path):
     if "bookworm" not in Path("/etc/os-release").read_text() or sys.version_info[:2] != (3, 11):
         pytest.skip("needs Debian 12, and packages for its Python, 3.11")
@@ -37,6 +38,6 @@ def test_on_a_new_debian_root_installs_and_a_user_runs_lessons(tmp_path):
     packages = next(Path(x) for x in sys.path if (Path(x) / "torch").is_dir())
     inside = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c", SCRIPT, "bash"]
     folder = tmp_path / "debian"
-    output = output_of(run([*inside, folder, ROOT, packages], 290, tmp_path, None))
+    output = output_of(run([*inside, folder, ROOT, packages], 590, tmp_path, None))
     assert "2 of 2 lessons ok" in output
     assert output.splitlines()[-1].startswith("slurm-wlm ")
