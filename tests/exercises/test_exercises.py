@@ -14,7 +14,7 @@ import torch
 from catalog import read_days, read_exercises
 from exercises.runner import run as run_check
 from support.forked_ranks import run_ranks
-from support.run import ROOT, copy_tree, output_of, wait_for
+from support.run import ROOT, copy_tree, full, output_of, wait_for
 from support.run import run as run_command
 
 EXERCISES = {exercise["id"]: exercise for exercise in read_exercises()}
@@ -222,7 +222,7 @@ def test_a_wrong_argument_gets_one_sentence(arguments, says):
     assert check(ROOT, *arguments) == (2, f"{says}\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, full(signal.SIGTERM), full(signal.SIGKILL)])
 def test_a_check_that_is_stopped_leaves_no_process_and_a_whole_record(number, course):
     """Ctrl-C, which the terminal sends to all in the foreground, the end of a session, kill -9."""
     check(course, "4.1", "--hint")
