@@ -4,8 +4,8 @@ Usage: PYTHON environment.py [--tests] [--torch VERSION] -- ARGUMENTS_OF_PYTHON
 
 1. If PYTHON's environment has everything, it's used as it is.
 2. Otherwise .venv is made beside the README. If PYTHON has torch (a site module, conda), .venv sees
-   its packages, and torch and torchvision stay at the site's versions. If not, they come from PyPI
-   or, if TORCH_INDEX is set, from that index. uv installs, or pip where uv can't or must not.
+   its packages, and torch and torchvision stay at the site's versions. If not, installer.py chooses
+   PyTorch's build for this machine or, if TORCH_INDEX is set, takes torch from that index.
 With --torch, .venv-torch-VERSION has that torch, whatever the site has.
 
 The first line of .venv/made-from is the Python it was made from, which the launcher compares. The
@@ -13,23 +13,19 @@ other lines are the site's packages that stay, such as torch==2.6.0.
 """
 
 import argparse
+import importlib.util
 import os
-import re
 import shutil
-import subprocess
+import signal
 import sys
-import sysconfig
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import installer
 from catalog import ROOT, is_older, read_requirements
 
-PIP = [sys.executable, "-m", "pip"]
-PIP_INSTALL = [*PIP, "install", "--quiet", "--disable-pip-version-check"]
 # The constraints of an installation. The file is there while it goes on, or if it was interrupted.
 UNFINISHED = "unfinished.txt"
-# In a line of `pip config list`: a setting that says where packages are, or how to get there.
-SOURCES = r"^[^=]*(index|index-url|find-links|constraint|cert|proxy|trusted-host)=.[^']"
 
 
 def version_of(name):
@@ -43,9 +39,11 @@ def version_of(name):
 def make(venv, made_from):
     """Make an environment. If a site's torch stays, it sees the packages of the active one."""
     kept = " and ".join(made_from[1:])
-    what = f"It keeps the active {kept}." if kept else "This downloads up to 3 GB."
-    print(f"Making {venv.name}. {what}", flush=True)
-    if subprocess.run([sys.executable, "-m", "venv", "--clear", venv]).returncode:
+    print(f"Making {venv.name}.{kept and f' It keeps the active {kept}.'}", flush=True)
+    command = [sys.executable, "-m", "venv", "--clear", venv]
+    if not importlib.util.find_spec("ensurepip") and shutil.which("uv"):
+        command.append("--without-pip")  # Debian without python3-venv
+    if not installer.follow(command, os.environ):
         todo = "Activate an environment that has them, or copy the course to a folder of your own."
         why = f"{venv} cannot be made: the line above says why"
         sys.exit(f"Packages of requirements.txt are missing, and {why}. {todo}")
@@ -56,64 +54,20 @@ def make(venv, made_from):
     (venv / "made-from").write_text("\n".join([*made_from, ""]))
 
 
-def find_uv(kept):
-    """Return uv, the one in PATH or one that pip brings along; None where pip must install.
-
-    uv is fast. But it does not see a site's packages, and does not know what pip's settings say
-    about where packages are.
-    """
-    settings = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True).stdout
-    if kept or re.search(SOURCES, settings, re.M):
-        return None
-    path = os.pathsep.join([os.environ["PATH"], str(Path(sys.executable).parent)])
-    if not shutil.which("uv", path=path):
-        subprocess.run([*PIP_INSTALL, "uv"], capture_output=True)
-    uv = shutil.which("uv", path=path)
-    if not uv:
-        print("There is no uv, and pip can't get it. pip goes on, and is slower.", flush=True)
-    return uv
-
-
-def forget_unfinished():
-    """Have a package that was only begun in .venv count as missing: INSTALLER is written last."""
-    for info in Path(sysconfig.get_path("purelib")).glob("*.dist-info"):
-        if not (info / "INSTALLER").exists():
-            shutil.rmtree(info)
-
-
-def could_install(arguments, env, uv):
-    """Install with uv, if there is one, or else with pip. Return whether that went well."""
-    if uv:
-        command = [uv, "pip", "install", "--quiet", "--python", sys.executable, *arguments]
-        if subprocess.run(command, env=env).returncode == 0:
-            return True
-        forget_unfinished()
-        print("uv failed: the lines above say why. pip goes on, and is slower.", flush=True)
-    return subprocess.run([*PIP_INSTALL, *arguments], env=env).returncode == 0
-
-
 def install(needed, lacking, kept):
+    """Install what is needed, {name: ">=version"}, beside a site's packages that stay."""
     venv = Path(sys.prefix).name
-    print(f"Installing what {venv} lacks: {lacking}.", flush=True)
+    print(f"Installing what {venv} lacks: {', '.join(lacking)}.", flush=True)
     constraints = Path(sys.prefix, UNFINISHED)
     constraints.write_text("\n".join([*kept, ""]))
-    uv = find_uv(kept)
     # Without what the site has: for pip, its torch 2.6.0a0+site is older than torch>=2.6.
     there = [line.partition("==")[0] for line in kept]
     wanted = {name: name + oldest for name, oldest in needed.items() if name not in there}
-    steps = [(f"into {venv}", wanted.values(), {})]
-    index = os.environ.get("TORCH_INDEX")
-    if index and not kept:
-        both = [wanted["torch"], wanted["torchvision"]]  # from one index, or they do not fit
-        variables = {"PIP_INDEX_URL": index, "UV_DEFAULT_INDEX": index}
-        steps.insert(0, (f"from {index}", both, variables))
-    for where, packages, variables in steps:
-        arguments = [*packages, "--constraint", str(constraints)]
-        if not could_install(arguments, {**os.environ, **variables}, uv):
-            forget_unfinished()
-            constraints.unlink()
-            sys.exit(f"The packages could not be installed {where}: the lines above say why.")
+    trouble = installer.install(wanted, constraints, bool(kept), "torch" in lacking)
     constraints.unlink()
+    if trouble:
+        why = "the lines above say why, and day1/TROUBLESHOOTING.md what helps"
+        sys.exit(f"The packages could not be installed {trouble}: {why}.")
 
 
 def choose_environment(venv, needed, own_torch):
@@ -123,7 +77,7 @@ def choose_environment(venv, needed, own_torch):
     inside = venv.exists() and venv.samefile(sys.prefix)
     unfinished = inside and (venv / UNFINISHED).exists()
     if unfinished:
-        forget_unfinished()
+        installer.forget_unfinished()
     there = {name: version_of(name) for name in needed}
     lacking = [x for x in needed if not there[x] or is_older(there[x], needed[x])]
     if unfinished:
@@ -139,7 +93,7 @@ def choose_environment(venv, needed, own_torch):
     if not lacking and (inside or not own_torch):
         return
     if inside:
-        install(needed, ", ".join(lacking), made_from[1:])
+        install(needed, lacking, made_from[1:])
         return
     wanted = [f"{sys.prefix} {sys.version}", *kept]
     if made_from and made_from != wanted:
@@ -170,4 +124,9 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("Stopped. The same command goes on from here.", file=sys.stderr)
+        sys.exit(130)

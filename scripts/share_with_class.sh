@@ -31,12 +31,14 @@ else
   git clone --quiet "$root" "$course"
 fi
 git -C "$course" bundle create --quiet "$shared/course.bundle" HEAD --branches
-export UV_COMPILE_BYTECODE=1 # nobody else can write what Python compiles
 "${PYTHON:-python3}" "$course/scripts/environment.py" -- -c ''
 
 python=$course/.venv/bin/python
 activate="source $(printf %q "$course/.venv/bin/activate")"
-if [[ ! -x $python ]]; then # a module has everything
+if [[ -x $python ]]; then
+  # Nobody else can write what Python compiles. A package may have templates, which it can't.
+  "$python" -m compileall -q "$course/.venv" >/dev/null || true
+else # a module has everything
   python=$(command -v "${PYTHON:-python3}")
   activate="module load <as you did>"
 fi
