@@ -10,7 +10,8 @@ Usage: slides/figures/draw.py [NAME...]            draw all figures, or these
 
 A figure is stale if it would be drawn in another way. Letters are drawn as outlines, so that every
 machine shows the same ones. Another version of matplotlib, Pillow or the font draws other
-outlines: --check then says so, and does not compare the figure.
+outlines: --check then says so, and does not compare the figure. The picture that moves is written
+as it is, with words.
 """
 
 import argparse
