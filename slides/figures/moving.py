@@ -79,7 +79,8 @@ def train(begin, pace, divide):
     images, backward, reduce, divided, back = (begin + pace * moment for moment in moments)
     still, parts, stack = "", "", ""
     for rank, y in enumerate(LANES):
-        still += rect(0, y, WIDE, 25, "pale") + say(8, y + 19, f"rank {rank}", f"b r{rank}")
+        still += rect(0, y, WIDE, 25, "pale")
+        still += say(8, y + 19, f"rank {rank}", f"b r{rank}", "textLength='56'")
         tiles = "".join(f"<use href='#d{rank}{i}' x='{26 * i}'/>" for i in (0, 1))
         parts += at(TILES, y + 2, appears(tiles, images + rank * 0.1 * pace))
         own, x = rect(0, 5, GRADIENTS[rank], 15, f"r{rank}"), RESULT + ENDS[rank]
@@ -155,7 +156,7 @@ def four_ranks():
         for i, path in enumerate(paths):
             image = rect(0, 0, 21, 21, f"r{rank}") + at(0.5, 1, f"<path d='{path}'/>")
             shapes += f"<g id='d{rank}{i}'>{image}</g>"
-    with_line, without = (". ".join(run).replace("=>", "") for run in runs)
+    with_line, without = (". ".join(run).replace("=> ", "") for run in runs)
     frames = "".join(f"@keyframes {name}{{{text}}}" for text, name in FRAMES.items())
     return f"""\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 300" width="720" height="300" role="img">
