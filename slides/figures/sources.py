@@ -1,20 +1,28 @@
 """Where the numbers in figures come from: the record, and tables in pages of what it has not."""
 
 import itertools
+import json
 import re
+import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 from unittest import mock
+
+import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import system_info  # noqa: E402
 from catalog import load  # noqa: E402
 from docs.blocks import Course  # noqa: E402
 from docs.records import SHOWN, value  # noqa: E402
 
 COURSE = Course()
 RECORD = COURSE.records[SHOWN]
+TWO_RUNS = Path(__file__).with_name("four_ranks.json")  # written by record_two_runs, below
 
 
 def printed(lesson):
@@ -132,3 +140,58 @@ def take_parents():
         if parent:
             found.add((int(parent[1]), int(path.name.partition("_")[0])))
     return found
+
+
+def take_two_runs():
+    """Return the accuracy and the proof of lesson 4 with the line that divides, and without it."""
+    runs = json.loads(TWO_RUNS.read_text())
+    both = []
+    for run in runs["output"].values():
+        (accuracy,) = (line for line in run if line.startswith("test accuracy"))
+        (proof,) = (line for line in run if line.startswith("=>"))
+        both.append((accuracy, re.sub(r" \(limit.*?\)", "", proof)))  # it is long without, too
+    return both
+
+
+def record_two_runs():
+    """Run lesson 4 with the line that divides, and without it; keep what it prints."""
+    lesson = Path(COURSE.lessons["4"]["file"])
+    text = (ROOT / lesson).read_text()
+    (line,) = re.findall(r"^ *flat /= .*\n", text, re.M)
+    output = {}
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "data").symlink_to(ROOT / "data")
+        script = Path(folder, lesson)
+        script.parent.mkdir()
+        for name, version in (("with", text), ("without", text.replace(line, ""))):
+            script.write_text(version)
+            command = [sys.executable, lesson, "--max-steps", "30"]
+            # One of the two is WRONG, and ends with exit status 1
+            run = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+            if "=>" not in run.stdout:
+                sys.exit(f"Lesson 4 {name} the line that divides has proved nothing: {run.stderr}")
+            output[name] = run.stdout.splitlines()
+    on = system_info.described()
+    recorded = {"recorded": time.strftime("%Y-%m-%d"), "on": on, "output": output}
+    TWO_RUNS.write_text(json.dumps(recorded, indent=1) + "\n")
+
+
+def take_images(ranks, count):
+    """Return the first training images of each rank, as paths of lines in a square of 20."""
+    file = ROOT / "data" / "MNIST" / "raw" / "train-images-idx3-ubyte"
+    pixels = np.fromfile(file, np.uint8, offset=16).reshape(-1, 28, 28)
+    images = pixels[:, 4:24, 4:24] > 110  # around them, all is empty
+    return [
+        ["".join(map(rows_of, range(20), images[i].tolist())) for i in indices[:count]]
+        for indices in take_samples(len(images), ranks)[0]
+    ]
+
+
+def rows_of(y, pixels):
+    """Return a path of the lines in a row: M3 8h4 is 4 pixels long."""
+    bits = "".join("#" if pixel else " " for pixel in pixels)
+    return "".join(f"M{x.start()} {y}h{len(x[0])}" for x in re.finditer("#+", bits))
+
+
+if __name__ == "__main__":
+    record_two_runs()
