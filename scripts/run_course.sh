@@ -8,10 +8,8 @@
 #   scripts/run_course.sh 4 6 8      these lessons
 #   scripts/run_course.sh --list     list the lessons
 #
-# Makes .venv first if the active Python lacks the packages of requirements.txt, with uv, or with pip
-# where uv can't. Without a GPU:
-#   TORCH_INDEX=https://download.pytorch.org/whl/cpu scripts/run_course.sh
-# takes torch and torchvision from there, which saves several GB.
+# Makes .venv first if the active Python lacks the packages of requirements.txt, and chooses PyTorch's
+# build for this machine. To name another: TORCH_INDEX=https://download.pytorch.org/whl/cpu
 # What the lessons write (runs/, log/, log_ddp/) goes to the current folder.
 # As a batch job on one node: sbatch --wrap 'scripts/run_course.sh day1'
 set -euo pipefail
