@@ -6,21 +6,19 @@ there. pip does what uv can't. Either way, one sees what is going on.
 
 import ast
 import os
-import queue
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
-import threading
-import time
 from pathlib import Path
+
+from progress import SignOfLife
 
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 PYTORCH = "https://download.pytorch.org/whl/"  # its own index, with the builds for CPUs
 PATIENCE = 5  # seconds for an index to answer
 WIDTH = 99  # characters of a line that are shown
-QUIET = 10  # seconds without a line, after which one says that it goes on
 # What pip calls a setting, and uv an option or a variable. The options may have several values.
 OPTIONS = {
     "index-url": "--default-index",
@@ -127,47 +125,24 @@ def choose_build(env):
     return {"UV_TORCH_BACKEND": "auto"}
 
 
-def lines_of(process):
-    """Yield the lines that a process prints, and None after each second without one."""
-    lines = queue.SimpleQueue()
-
-    def read():
-        for line in process.stdout:
-            lines.put(line.rstrip())
-        lines.put(process)  # that was all
-
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        try:
-            line = lines.get(timeout=1)
-        except queue.Empty:
-            line = None
-        if line is process:
-            return
-        yield line
-
-
 def follow(command, env):
-    """Run uv or pip, and show what is going on: at least a line every 15 seconds.
+    """Run uv or pip, and show what is going on. Return whether it went well.
 
-    Return whether it went well. If not, its last lines are shown.
+    If not, its last lines are shown.
     """
-    begin = shown = time.monotonic()
     others = []
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(command, env=env, errors="replace", **streams) as process:
+    with (
+        SignOfLife() as life,
+        subprocess.Popen(command, env=env, errors="replace", **streams) as process,
+    ):
         try:
-            for line in lines_of(process):
-                text = ""
-                if line and re.match(SHOWN, line):
-                    text = line[:WIDTH]
-                elif line:
+            for line in map(str.rstrip, process.stdout):
+                if re.match(SHOWN, line):
+                    print(line[:WIDTH], flush=True)
+                    life.said()
+                else:
                     others.append(line)
-                if not text and time.monotonic() - shown > QUIET:
-                    text = f"... {time.monotonic() - begin:.0f} s, and it goes on"
-                if text:
-                    print(text, flush=True)
-                    shown = time.monotonic()
         except BaseException:  # Ctrl-C, or TERM
             process.terminate()
             raise

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the packages bes
 
 from catalog import read_lessons
 from processes import exit_with
+from progress import SignOfLife
 from runner.run_lesson import lesson_command, run, summary
 
 REPORT = Path("runs", "report.html")  # where the lessons put their curves
@@ -75,13 +76,15 @@ def main():
     if not os.access(".", os.W_OK):
         where = f"You cannot write to {Path.cwd()}, but the lessons write to the current folder."
         sys.exit(f"{where} Go to a folder of your own, such as your clone of the course.")
-    print("Each lesson first imports torch, which takes several silent seconds the first time.")
+    print("Each lesson first imports torch, which takes several seconds the first time.")
     results = run_all(lessons)
     print_table(results)
+    print("Now the report.", flush=True)
     from runner.report import write  # here, because what it imports takes seconds to load
 
     try:
-        write(REPORT, results, shlex.join(["scripts/run_course.sh", *sys.argv[1:]]))
+        with SignOfLife():
+            write(REPORT, results, shlex.join(["scripts/run_course.sh", *sys.argv[1:]]))
     except OSError as error:
         sys.exit(f"The report could not be written: {error}")
     print(f"report: {REPORT}")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from catalog import LAUNCHER, ROOT
 from processes import Job
+from progress import SignOfLife
 
 
 def lesson_command(lesson):
@@ -46,9 +47,10 @@ def run(lesson, limit=600, **options):
     arguments = [ROOT / x if x == lesson["file"] else x for x in arguments]
     env = {**os.environ, "PYTHON": sys.executable}  # for the launcher
     before = cpu_seconds()
-    with Job([*begin, *arguments], limit, env=env, **options) as job:
+    with SignOfLife("   ") as life, Job([*begin, *arguments], limit, env=env, **options) as job:
         for line in job.lines():
             print(f"   {line}", end="", flush=True)
+            life.said()
     for process in job.left:
         print(f"   left behind, so killed: process {process}", flush=True)
     lines = [line.rstrip() for line in job.output.splitlines() if line.strip()]

@@ -15,6 +15,7 @@ import zipfile
 from pathlib import Path
 
 import installer
+import progress
 import pytest
 from support.run import ROOT, copy_tree, full, output_of, run, skip_or_fail_in_ci
 
@@ -235,7 +236,7 @@ def test_pip_s_settings_reach_uv_and_a_dead_index_is_left(shell, course, uv, whe
 
 
 def test_an_installation_says_that_it_goes_on_and_what_stopped_it(monkeypatch, capsys):
-    monkeypatch.setattr(installer, "QUIET", 1)
+    monkeypatch.setattr(progress, "QUIET", 1)
     program = "import time; print('one'); time.sleep(2.5); print('no room'); exit(1)"
     assert not installer.follow([sys.executable, "-uc", program], os.environ)
     assert re.fullmatch(
