@@ -10,7 +10,8 @@ import textwrap
 from drawing import ALARM, GREY, INK, PALE, RANKS, YELLOW
 from sources import take_images, take_two_runs
 
-LOOP = 12  # seconds
+LOOP = 14  # seconds
+DONE = 10.5  # when all is there. It begins here, so that nobody first sees an empty picture
 SEEN, UNSEEN, PLACE = "opacity:1", "opacity:0", "transform:none"
 SANS, MONO = "Liberation Sans,Arial,Helvetica,sans-serif", "DejaVu Sans Mono,Menlo,monospace"
 LETTER = 11.44  # the width of a letter of code
@@ -165,7 +166,7 @@ def four_ranks():
 <style>
 {paint(BOTH | LIGHT)}text{{font:19px {SANS}}}.m{{font-family:{MONO}}}.b{{font-weight:bold}}
 @media(prefers-color-scheme:dark){{{paint(DARK)}}}
-.a{{animation:{LOOP}s ease-in-out infinite}}{frames}
+.a{{animation:{LOOP}s ease-in-out -{DONE}s infinite}}{frames}
 @media(prefers-reduced-motion:reduce){{.a{{animation:none!important}}}}
 </style>
 <defs>{shapes}</defs>
