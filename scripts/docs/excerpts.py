@@ -34,6 +34,24 @@ def code(course, page, name, function, *words):
     return f"```python\n{text}\n```\n"
 
 
+def variants(course, page, name):
+    """Return two variants of a lesson, each as the line to change, and its function."""
+    source = (ROOT / course.lessons[name]["file"]).read_text()
+    shown = []
+    for letter in "AB":
+        line, *instead = course.variants[name][letter]
+        number = source[: source.index(line)].count("\n") + 1
+        path, body = [], ast.parse(source).body
+        while node := next((x for x in body if x.lineno <= number <= x.end_lineno), None):
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef):
+                break
+            path.append(node.name)
+            body = node.body
+        change = [f"-{line}", f"+{instead[0]}"] if instead else [f" {line}"]
+        shown += [f"**{letter}.** In `{'.'.join(path)}`:", "\n".join(["```diff", *change, "```"])]
+    return "\n\n".join(shown) + "\n"
+
+
 def output(course, page, name, *begins):
     """Return a recorded output: folded in a page; in a deck the lines that begin with these texts.
 

@@ -88,7 +88,7 @@ def value(course, name):
     Of each lesson, recorded is the date of its record, and on its machine. Raises KeyError if there
     is no such value, and ValueError if the record does not hold it.
     """
-    lesson, _, name = name.partition(".")
+    lesson, _, name = name.rpartition(".")
     record = course.records[SHOWN][lesson]
     if name in ("recorded", "on"):
         return record[name]
