@@ -12,6 +12,7 @@ from docs.records import SHOWN
 
 # The line between the lesson and its shared helpers
 DIVIDING_LINE = "\n# ---- Shared helpers, identical in every lesson\n"
+DEFINITIONS = ast.ClassDef | ast.FunctionDef
 WIDTH = 69  # characters of a command or a proof that fit on a slide
 
 
@@ -35,21 +36,17 @@ def code(course, page, name, function, *words):
 
 
 def variants(course, page, name):
-    """Return two variants of a lesson, each as the line to change, and its function."""
+    """Return two variants of a lesson, each as a line and the function that it is in."""
     source = (ROOT / course.lessons[name]["file"]).read_text()
     shown = []
     for letter in "AB":
         line, *instead = course.variants[name][letter]
         number = source[: source.index(line)].count("\n") + 1
-        path, body = [], ast.parse(source).body
-        while node := next((x for x in body if x.lineno <= number <= x.end_lineno), None):
-            if not isinstance(node, ast.ClassDef | ast.FunctionDef):
-                break
-            path.append(node.name)
-            body = node.body
-        change = [f"-{line}", f"+{instead[0]}"] if instead else [f" {line}"]
-        shown += [f"**{letter}.** In `{'.'.join(path)}`:", "\n".join(["```diff", *change, "```"])]
-    return "\n\n".join(shown) + "\n"
+        around = [x for x in ast.walk(ast.parse(source)) if isinstance(x, DEFINITIONS)]
+        around = [x.name for x in around if x.lineno <= number <= x.end_lineno]
+        shown.append(f"# {letter}, in {'.'.join(around)}")
+        shown += instead or [line.partition("  #")[0]]
+    return "\n".join(["```python", *shown, "```", ""])
 
 
 def output(course, page, name, *begins):

@@ -92,7 +92,7 @@ def value(course, name):
     record = course.records[SHOWN][lesson]
     if name in ("recorded", "on"):
         return record[name]
-    how = (course.values["all"] | course.values.get(lesson, {}))[name]
+    how = (course.values["all"] | course.values.get(lesson.partition(".")[0], {}))[name]
     if not isinstance(how, str):
         words = re.findall(r"[a-z]\w*", how["formula"])
         texts = {word: value(course, f"{lesson}.{word}") for word in words}
