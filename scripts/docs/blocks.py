@@ -7,7 +7,7 @@ The first mark says what belongs there, the second one ends it:
     <!-- begin code 4 train -->     a function, or Class.method; in a deck without its comments
     <!-- begin code 4 train "a" "b" -->  from a line of it that begins with a to one with b
     <!-- begin output 4 -->         what the lesson printed when it was last recorded; folded in a
-                                    page. In a deck, output 4 "a" "b": the lines that begin so
+                                    page. With output 4 "a" "b" the lines that begin so
     <!-- begin output 4.wrong -->   what it printed with the wrong one of two lines, up to its proof
     <!-- begin variants 6 -->       two variants of a lesson, one of which is wrong (variants.toml)
     <!-- begin diff 4 6 -->         what a lesson changes above its dividing line
