@@ -4,7 +4,7 @@ Builds on: 3_mnist_distributed.py
 New here:  DistributedSampler, average_gradients
 Run:       python day1/4_mnist_manual_ddp.py [processes]
 Look for:  => parameters ... on all ranks, losses within ... (limit 1e-05): ok
-Try next:  do not divide by the world size; or all_reduce each gradient by itself.
+Try next:  leave out set_epoch; or all_reduce each gradient by itself.
 """
 
 import argparse

@@ -61,6 +61,23 @@ def read_exercises():
     return exercises
 
 
+def read_variants():
+    """Return two variants of some lessons, {lesson id: table of variants.toml}."""
+    return tomllib.loads((SCRIPTS / "variants.toml").read_text())
+
+
+def write_variant(folder, file, line, instead):
+    """Write a lesson with another line into a folder, and the data beside it. Return its path."""
+    text = (ROOT / file).read_text()
+    if text.count(line) != 1:
+        raise ValueError(f"{file} has {text.count(line)} times: {line}")
+    variant = Path(folder, file)
+    variant.parent.mkdir()
+    variant.write_text(text.replace(line, instead))
+    Path(folder, "data").symlink_to(ROOT / "data")
+    return variant
+
+
 def read_days():
     """Return the timetables of a class: the days of course.toml, each with its id and its parts."""
     days = tomllib.loads((SCRIPTS / "course.toml").read_text())["day"]

@@ -8,7 +8,8 @@ Usage: scripts/update_docs.py              fill in all blocks
        scripts/update_docs.py --record     run every lesson as run_course.sh would, and write what
                                            they printed into tests/records, into the file of this
                                            kind of machine. The pages show the one of 2 CPU cores
-       scripts/update_docs.py --record 8   run only these lessons, and keep the other records
+       scripts/update_docs.py --record 8   run only these lessons, and keep the other records.
+                                           6.wrong is 6 with the wrong line of variants.toml
        scripts/update_docs.py --faults     run all tests of faults and fill in what they saw
 """
 
@@ -21,7 +22,7 @@ import tempfile
 from pathlib import Path
 
 import system_info
-from catalog import ROOT
+from catalog import ROOT, write_variant
 from docs import records
 from docs.blocks import Course, fill
 from docs.pages import DECKS, PAGES, PLAY
@@ -39,13 +40,24 @@ def kind_of_machine():
     return kind, system_info.described(*more)
 
 
+def run_wrong(lesson, cwd):
+    """Run a lesson with its wrong line, and return the result. The proof line must say WRONG."""
+    with tempfile.TemporaryDirectory(dir=cwd) as own:
+        file = write_variant(own, lesson["file"], *lesson["wrong"])
+        result = run({**lesson, "file": file}, cwd=cwd)
+    result["problem"] = "" if result["problem"] == "WRONG" else "its proof line does not say WRONG"
+    result["output"] = result["output"].partition(result["showed"])[0] + result["showed"]
+    return result
+
+
 def record(chosen, lessons):
     """Run the chosen lessons and keep what they printed. Return how many failed."""
     results, notes = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         for name in chosen:
             print(f"recording lesson {name}", flush=True)
-            results[name] = run(lessons[name], cwd=folder)
+            run_it = run_wrong if "wrong" in lessons[name] else run
+            results[name] = run_it(lessons[name], cwd=folder)
         # Only now: asking torch for the GPUs takes some of their memory.
         kind, line = kind_of_machine()
         for name, result in results.items():
@@ -80,12 +92,12 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--check", action="store_true")
-    parser.add_argument("--record", nargs="*", metavar="ID", choices=course.lessons)
+    parser.add_argument("--record", nargs="*", metavar="ID", choices=course.runs)
     parser.add_argument("--faults", action="store_true")
     args = parser.parse_args()
     failed = 0
     if args.record is not None:
-        failed = record(args.record or course.lessons, course.lessons)
+        failed = record(args.record or course.runs, course.runs)
         course = Course()
     if args.faults:
         course.faults = record_faults()

@@ -7,7 +7,9 @@ The first mark says what belongs there, the second one ends it:
     <!-- begin code 4 train -->     a function, or Class.method; in a deck without its comments
     <!-- begin code 4 train "a" "b" -->  from a line of it that begins with a to one with b
     <!-- begin output 4 -->         what the lesson printed when it was last recorded; folded in a
-                                    page. In a deck, output 4 "a" "b": the lines that begin so
+                                    page. With output 4 "a" "b" the lines that begin so
+    <!-- begin output 4.wrong -->   what it printed with the wrong one of two lines, up to its proof
+    <!-- begin variants 6 -->       two variants of a lesson, one of which is wrong (variants.toml)
     <!-- begin diff 4 6 -->         what a lesson changes above its dividing line
     <!-- begin exercises 4 -->      the exercises of a lesson, or of a day (day1, day2)
     <!-- begin lessons day1 -->     the pages of a day (day1, day2, beyond)
@@ -37,7 +39,7 @@ import re
 import shlex
 import tomllib
 
-from catalog import SCRIPTS, read_days, read_exercises, read_lessons, read_pages
+from catalog import SCRIPTS, read_days, read_exercises, read_lessons, read_pages, read_variants
 from docs import excerpts, pages, records
 from docs.records import value
 
@@ -45,7 +47,7 @@ BLOCK = re.compile(r"(<!-- begin (\w+)([^>]*?) -->\n)(.*?)(<!-- end -->\n)", re.
 VALUE = re.compile(r"(<!-- n (\S+) -->)([^<]*)(<!-- /n -->)")
 # Each takes the course, the page, and the words of the mark.
 KINDS = [pages.head, pages.foot, pages.lessons, pages.timetable, pages.exercises]
-KINDS += [excerpts.code, excerpts.diff, excerpts.output]
+KINDS += [excerpts.code, excerpts.diff, excerpts.output, excerpts.variants]
 KINDS += [pages.here, pages.agenda, pages.exercise, pages.consequence]
 KINDS += [records.measured, records.faults]
 KINDS = {function.__name__: function for function in KINDS}
@@ -59,7 +61,11 @@ class Course:
     def __init__(self):
         lists = read_lessons(), read_exercises(), read_days()
         self.lessons, self.exercises, self.days = ({x["id"]: x for x in some} for some in lists)
-        self.pages = read_pages()
+        self.pages, self.variants = read_pages(), read_variants()
+        self.runs = dict(self.lessons)  # what is recorded
+        for name, x in self.variants.items():
+            more = {"wrong": x[x["wrong"]], "arguments": x.get("options", [])}
+            self.runs[f"{name}.wrong"] = self.lessons[name] | more
         self.records = records.read_records()
         self.values = tomllib.loads((SCRIPTS / "values.toml").read_text())
         self.faults = None  # the table, where the tests of faults have just been run

@@ -12,6 +12,7 @@ from docs.records import SHOWN
 
 # The line between the lesson and its shared helpers
 DIVIDING_LINE = "\n# ---- Shared helpers, identical in every lesson\n"
+DEFINITIONS = ast.ClassDef | ast.FunctionDef
 WIDTH = 69  # characters of a command or a proof that fit on a slide
 
 
@@ -34,21 +35,36 @@ def code(course, page, name, function, *words):
     return f"```python\n{text}\n```\n"
 
 
+def variants(course, page, name):
+    """Return two variants of a lesson, each as a line and the function that it is in."""
+    source = (ROOT / course.lessons[name]["file"]).read_text()
+    shown = []
+    for letter in "AB":
+        line, *instead = course.variants[name][letter]
+        number = source[: source.index(line)].count("\n") + 1
+        around = [x for x in ast.walk(ast.parse(source)) if isinstance(x, DEFINITIONS)]
+        around = [x.name for x in around if x.lineno <= number <= x.end_lineno]
+        shown.append(f"# {letter}, in {'.'.join(around)}")
+        shown += instead or [line.partition("  #")[0]]
+    return "\n".join(["```python", *shown, "```", ""])
+
+
 def output(course, page, name, *begins):
-    """Return a recorded output: folded in a page; in a deck the lines that begin with these texts.
+    """Return a recorded output, or the lines of it that begin with these texts; folded in a page.
 
     In a deck the command and the proof fit on a slide. The launcher takes a number, too.
     """
     record = course.records[SHOWN][name]
     command, lines = record["command"], record["output"]
+    if begins:
+        lines = [lines[i] for i in places(lines, begins)]
     if page not in DECKS:
-        summary = "<summary>Our output (your times and last digits differ)</summary>"
+        what = "What we saw" if begins else "Our output"
+        summary = f"<summary>{what} (your times and last digits differ)</summary>"
         shown = "\n".join(["```console", f"$ {command}", *lines, "```"])
         return f"<details>\n{summary}\n\n{shown}\n\n</details>\n"
     command = re.sub(r"(?<=multinode_setup_and_run\.sh )(.*)day2/(\d+)_\w+\.py", r"\1\2", command)
     command = textwrap.wrap(f"$ {command}", WIDTH, break_on_hyphens=False)
-    if begins:
-        lines = [lines[i] for i in places(lines, begins)]
     if lines[-1].startswith("=> "):
         proof = textwrap.wrap(lines[-1], WIDTH, subsequent_indent="   ", break_on_hyphens=False)
         lines = [*lines[:-1], *proof]

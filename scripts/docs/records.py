@@ -88,11 +88,11 @@ def value(course, name):
     Of each lesson, recorded is the date of its record, and on its machine. Raises KeyError if there
     is no such value, and ValueError if the record does not hold it.
     """
-    lesson, _, name = name.partition(".")
+    lesson, _, name = name.rpartition(".")
     record = course.records[SHOWN][lesson]
     if name in ("recorded", "on"):
         return record[name]
-    how = (course.values["all"] | course.values.get(lesson, {}))[name]
+    how = (course.values["all"] | course.values.get(lesson.partition(".")[0], {}))[name]
     if not isinstance(how, str):
         words = re.findall(r"[a-z]\w*", how["formula"])
         texts = {word: value(course, f"{lesson}.{word}") for word in words}

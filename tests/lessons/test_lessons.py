@@ -6,7 +6,8 @@ import re
 import sys
 
 import pytest
-from support.cases import CASES, EPOCHS, arguments_of
+from catalog import read_variants
+from support.cases import CASES, EPOCHS, FROM_ONE, arguments_of
 from support.forked_ranks import run_ranks, skip_what_cannot_run
 from support.mutants import assert_disproved, write_mutant
 from support.run import (
@@ -17,6 +18,7 @@ from support.run import (
     launch,
     losses,
     output_of,
+    proof_of,
     proves,
     recorded_output,
     run,
@@ -25,6 +27,7 @@ from support.run import (
 )
 
 full = pytest.mark.full
+VARIANTS = read_variants()
 WITH_GPUS = "TEST_WITH_GPUS" in os.environ
 # A torch that was built without CUDA: the stand-in answers for it.
 NO_CUDA = {"PYTHONPATH": str(ROOT / "tests" / "gpu"), "STANDIN_KIND": "none"}
@@ -148,6 +151,29 @@ def test_without_its_key_line_a_lesson_proves_nothing(
     for _ in range(mutant.starts):
         status, output = run_ranks(ranks, file, *arguments, cwd=tmp_path)
     assert_disproved(status, output, mutant.says)
+
+
+@pytest.mark.parametrize(
+    ("lesson_id", "letter"),
+    [
+        pytest.param(name, letter, marks=() if name == "4" else full)
+        for name, variants in VARIANTS.items()
+        for letter in "AB"
+        if len(variants.get(letter, ())) > 1  # changed
+    ],
+)
+def test_of_two_variants_one_is_wrong(lesson_id, letter, tmp_path, tmp_path_factory):
+    variants, nodes = VARIANTS[lesson_id], LESSONS[lesson_id]["nodes"]
+    arguments = arguments_of(lesson_id, tmp_path_factory, ranks=4)
+    file = write_mutant(tmp_path, lesson_id, variants[letter])
+    each = 2 if nodes else 4
+    status, output = run_ranks(4, file, *arguments, cwd=tmp_path, ranks_per_node=each)
+    if letter == variants["wrong"]:
+        assert_disproved(status, output, FROM_ONE)
+        assert re.search(variants.get("says", ""), proof_of(output)), output
+    else:
+        skip_what_cannot_run(status, output)
+        assert proves(output_of((status, output))), output
 
 
 @full

@@ -122,12 +122,7 @@ CASES = {
         others=(1, 3, 7),
         cold=True,
         chain=20,
-        mutants=[
-            Mutant(
-                "flat /= dist.get_world_size()", "pass", f"identical .*, {FROM_ONE}", quick=True
-            ),
-            Mutant(FLAT, "", "parameters DIFFERENT on all ranks"),
-        ],
+        mutants=[Mutant(FLAT, "", "parameters DIFFERENT on all ranks")],
     ),
     "5": Case(
         "--max-steps 5 --batch-size {share}",
@@ -159,13 +154,7 @@ CASES = {
         ],
     ),
     "9": Case(ranks=4, cold=True, mutants=[NO_SUM]),
-    "10": Case(
-        SHARED,
-        ranks=4,
-        chain=20,
-        check=output_checks.check_saved_model,
-        mutants=[Mutant(WRAP, "ddp_model = model", FROM_ONE)],
-    ),
+    "10": Case(SHARED, ranks=4, chain=20, check=output_checks.check_saved_model),
     "create_mnist_h5": Case(
         "--force --file {folder}/mnist.h5",
         ranks=1,
@@ -247,11 +236,6 @@ CASES = {
         "--max-steps 4",
         ranks=4,
         mutants=[
-            Mutant(
-                "return AddUp.apply(gradient, context.group), None",
-                "return gradient, None",
-                FROM_ONE,
-            ),
             # Each of three column-wise layers adds up: right, but more messages.
             Mutant(
                 'plan = {"norm1": copy, "norm2": copy}', "plan = {}", r"messages NOT as .*: WRONG$"

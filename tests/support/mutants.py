@@ -5,23 +5,17 @@ A mutant that crashes proves nothing: anything else that crashes would look the 
 
 import re
 
+from catalog import write_variant
 from support.forked_ranks import skip_what_cannot_run
-from support.run import LESSONS, ROOT, proof_of
+from support.run import LESSONS, proof_of
 
 
 def write_mutant(folder, lesson_id, change):
     """Write a lesson with another line, (line, what is there instead), under its own name.
 
-    It finds the data where a lesson looks for it. Return the file. The line must be there, once.
+    Return the file. The line must be there, once.
     """
-    file = ROOT / LESSONS[lesson_id]["file"]
-    text = file.read_text()
-    assert text.count(change[0]) == 1, f"{file.name} has {text.count(change[0])} times: {change[0]}"
-    mutant = folder / file.parent.name / file.name
-    mutant.parent.mkdir()
-    mutant.write_text(text.replace(*change))
-    (folder / "data").symlink_to(ROOT / "data")
-    return mutant
+    return write_variant(folder, LESSONS[lesson_id]["file"], *change)
 
 
 def assert_disproved(status, output, says):
