@@ -22,7 +22,7 @@ from matplotlib import style
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from runner.run_lesson import summary
-from system_info import cores, described
+from system_info import described
 from view_traces import load_newest, merge
 
 # Neither too light nor too dark, so that they can be seen on a white page and on a dark one.
@@ -142,14 +142,6 @@ def draw(well):
     return figures
 
 
-def schedules(well):
-    """Return the schedules that lesson 17 printed, [(name, what it cost, the slots as HTML)]."""
-    output = well["17"]["output"] if "17" in well else ""
-    found = re.findall(r"^(\w+), .*\n((?:stage [ \w.]+\n)+)(idle: .*)", output, re.M)
-    slot = r"([FB])\d+ ?", r'<b class="\1">\g<0></b>'
-    return [(name, cost, Markup(re.sub(*slot, rows))) for name, rows, cost in found]
-
-
 # Numbers that depend on the machine, by their unit: the last one that a lesson printed.
 SPEEDS = {
     "images/s": r"^epoch .* ([\d,]+) images/s$",
@@ -170,25 +162,14 @@ def comparable(own):
 
 
 def compared(result, record):
-    """Return a result with recorded, speeds, [(unit, here, recorded)], and slower."""
+    """Return a result with recorded and speeds, [(unit, here, recorded)]."""
     note = record.get(result["id"], {"seconds": "", "output": [], "showed": result["showed"]})
     texts = result["output"], "\n".join(note["output"])
     speeds = [("s", f"{result['seconds']:.1f}", note["seconds"])]
     for unit, pattern in SPEEDS.items():
         here, there = ((re.findall(pattern, text, re.M) or [""])[-1] for text in texts)
         speeds += [(unit, here, there)] if here else []
-    slower = why_slower(result, note) if note["output"] else ""
-    return {**result, "recorded": note["showed"], "speeds": speeds, "slower": slower}
-
-
-def why_slower(result, note):
-    """Return who used the cores while a lesson took much longer than recorded; otherwise ""."""
-    seconds = result["seconds"]
-    if result["problem"] or result["skipped"] or seconds < 1.25 * note["seconds"] + 1:
-        return ""
-    times = f"{seconds / note['seconds']:.1f} times as long as recorded"
-    own, others = (f"{result[x] / seconds:.1f}" for x in ("cpu", "others"))
-    return f"{times}. Of {cores()} cores, it used {own}, and other programs {others}."
+    return {**result, "recorded": note["showed"], "speeds": speeds}
 
 
 def code(text):
@@ -211,7 +192,6 @@ def write(path, results, command):
         results=[compared(x, record) for x in results],
         summary=summary(results),
         figures=draw(well),
-        schedules=schedules(well),
         recorded=sorted({f"{x['on']} ({x['recorded']})" for x in record.values()}),
         here=f"{own} ({time.strftime('%Y-%m-%d %H:%M')}, `{command}`)",
     )

@@ -107,7 +107,7 @@ def result_of(lesson_id, **changes):
     """Return what run_course.py knows of a lesson that printed its recorded output."""
     output = recorded_output(lesson_id) + "\n"
     result = {"id": lesson_id, "idea": LESSONS[lesson_id]["idea"], "output": output}
-    result |= {"showed": proof_of(output), "seconds": 1.25, "cpu": 1.5, "others": 0.0}
+    result |= {"showed": proof_of(output), "seconds": 1.25}
     return result | {"problem": "", "skipped": "", "files": [], **changes}
 
 
@@ -150,9 +150,7 @@ def test_the_report_draws_what_the_run_left_and_needs_no_network(tmp_path):
     for result in results.values():
         assert f"<code>{escape(result['showed'])}</code>" in page
     assert f"{len(LESSONS)} of {len(LESSONS)} lessons ok" in page
-    names = ["curves-2", "curves-8", "timeline-5", "schedule-GPipe", "schedule-1F1B"]
-    assert [*figures] == names
-    assert [x.strip() for x in figures["schedule-1F1B"]].count("B7") == 4
+    assert [*figures] == ["curves-2", "curves-8", "timeline-5"]
     assert {"lesson 2", "lesson 4", "lesson 6"} < {*figures["curves-2"]}
     assert "their losses differ by at most 1e-03" in figures["curves-2"][-1]
     assert {"one process", "DDP, linear rate"} < {*figures["curves-8"]}
@@ -184,25 +182,21 @@ def test_the_time_line_shows_when_a_rank_did_what(tmp_path):
         assert [min(corners), max(corners)] == pytest.approx(bars[collection.get_label()], abs=0.03)
 
 
-def test_what_was_slower_says_who_used_the_cores(monkeypatch):
-    monkeypatch.setattr(report, "cores", lambda: 2)
-    slow = result_of("6", seconds=30.0, cpu=15.0, others=30.0)
-    said = "3.0 times as long as recorded. Of 2 cores, it used 0.5, and other programs 1.0."
-    assert report.why_slower(slow, {"seconds": 10.0}) == said
-    assert report.why_slower({**slow, "seconds": 12.0}, {"seconds": 10.0}) == ""
-    for record in read_records().values():  # a GPU is compared with a GPU
+def test_a_machine_is_compared_with_one_of_its_kind():
+    for record in read_records().values():
         assert report.comparable(record["0"]["on"]) == record
 
 
 def test_only_what_ran_well_is_drawn(tmp_path):
     files = [trace_of(tmp_path / "log_ddp", 0)]
+    events = events_of(tmp_path / "2", 2, 1)
     results = [
-        result_of("17"),
+        result_of("2", files=events),
         result_of("5", files=files, problem="exit status 1", showed="<script>alert(1)</script>"),
         result_of("test-profile", skipped="This machine has one core."),
     ]
     page, figures = page_of(results, tmp_path)
-    assert [*figures] == ["schedule-GPipe", "schedule-1F1B"]
+    assert [*figures] == ["curves-2"]
     assert "1 of 2 lessons ok, 1 skipped" in page
     assert "exit status 1</span>" in page
     assert "&lt;script&gt;" in page
