@@ -4,7 +4,7 @@
 # Usage: scripts/local_slurm.sh COMMAND
 #   up [N]                 start a cluster of N nodes (2)
 #   shell [COMMAND...]     a shell, or COMMAND, on the login side of the cluster
-#   link RATE [DELAY]      slow the network down: link 1gbit, link 100mbit 0.2ms
+#   link RATE              slow the network down: link 1gbit, link 100mbit
 #   link off               full speed again
 #   down                   stop everything and leave nothing behind
 #
@@ -205,15 +205,11 @@ END
 }
 
 link() {
-  local rate=${1:-} delay=${2:-} node port card limit delayed
+  local rate=${1:-} node port card limit
   [[ $rate == off || $rate =~ ^[1-9][0-9]*(\.[0-9]+)?[kmg]bit$ ]] ||
     die "RATE must be a number with kbit, mbit or gbit, such as 100mbit, or off."
-  [[ -z $delay || $rate != off && $delay =~ ^[0-9]+(\.[0-9]+)?(us|ms|s)$ ]] ||
-    die "DELAY must be a number with us, ms or s, such as 0.2ms."
   need_cluster
   limit=(root tbf rate "$rate" burst 128k latency 50ms)
-  delayed=("${limit[@]}")
-  [[ -z $delay ]] || delayed=(root netem delay "$delay" rate "$rate" limit 10000)
   for node in $(cd "$state" && ls node*.pid); do
     node=${node%.pid}
     port=("${enter[@]}" tc qdisc) # what goes to the node, and what comes from it
@@ -221,12 +217,11 @@ link() {
     "${port[@]}" delete dev "$node" root 2>/dev/null || true
     "${card[@]}" delete dev eth0 root 2>/dev/null || true
     [[ $rate != off ]] || continue
-    "${port[@]}" add dev "$node" "${delayed[@]}" ||
-      die "The link could not be limited. A DELAY needs netem in the kernel: leave it out."
+    "${port[@]}" add dev "$node" "${limit[@]}"
     "${card[@]}" add dev eth0 "${limit[@]}"
   done
   [[ $rate != off ]] || rate='full speed'
-  echo "Link between the nodes: $rate${delay:+, delay $delay}"
+  echo "Link between the nodes: $rate"
 }
 
 case ${1:-} in

@@ -2,27 +2,19 @@
 
 Usage: scripts/read_speed.py                     prints a Markdown table, in less than a minute
        scripts/read_speed.py --memory FILE       memory for streaming a file of create_mnist_h5.py
-       scripts/read_speed.py --libraries         lesson 11's stream beside three libraries
 
 One process, one thread. "One at a time" is what a Dataset with __getitem__ does: one read for each
 image. "Whole chunks" is ChunkStream of lesson 11. The files have just been written and are still in
 memory (the page cache) when they are read: this measures the work of reading, not the disk.
-
---libraries counts CPU-seconds, which hardly depend on what else runs. Each library reads what it
-wrote as its documentation says: shuffled, whole epochs, no worker, no decoding of pictures.
 """
 
 import argparse
 import contextlib
-import importlib.util
 import itertools
-import os
 import re
 import statistics
-import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 
 import h5py
@@ -30,7 +22,6 @@ import numpy as np
 import torch
 from catalog import load
 from system_info import recorded
-from torch.utils.data import DataLoader
 
 CREATE = load("day2/create_mnist_h5.py")
 STREAM = load("day2/11_mnist_ddp_pt_multinode_streaming.py")
@@ -39,7 +30,6 @@ BATCH = 64  # images
 BUFFER = 2048  # images shuffled together, whatever the chunk size
 SECONDS = 0.5  # a measurement ends with the first batch after that
 REPEATS = 3
-SHARD = 2**23  # bytes in a file of a library
 
 
 def make_files(folder):
@@ -140,120 +130,15 @@ def print_memory(path):
     del whole
 
 
-def hdf5(h5py, path, images, buffer):
-    """Write numbered images, uint8 [N, H, W]. For each epoch, yield what reads them."""
-    with h5py.File(path / "images.h5", "x") as file:
-        chunks = (buffer // 8, *images.shape[1:])
-        file.create_dataset("images", data=images, chunks=chunks, fletcher32=True)
-        file["labels"] = np.arange(len(images))
-    stream = STREAM.ChunkStream(path / "images.h5", BATCH, 0, 1, 0, 8)
-    for epoch in itertools.count():
-        stream.set_epoch(epoch)
-        yield DataLoader(stream, batch_size=None)
-
-
-def mosaic(streaming, path, images, buffer):
-    columns = {"image": "ndarray:uint8:{},{}".format(*images.shape[1:]), "number": "int"}
-    with streaming.MDSWriter(out=str(path), columns=columns, size_limit=SHARD) as writer:
-        for number, image in enumerate(images):
-            writer.write({"image": image, "number": number})
-    dataset = streaming.StreamingDataset(local=str(path), shuffle=True, batch_size=BATCH)
-    yield from itertools.repeat(streaming.StreamingDataLoader(dataset, batch_size=BATCH))
-
-
-def tar(webdataset, path, images, buffer):
-    with webdataset.ShardWriter(f"{path}/%04d.tar", maxsize=SHARD, verbose=0) as writer:
-        for number, image in enumerate(images):  # its npy takes longer to decode than bytes
-            writer.write({"__key__": f"{number:08}", "bin": image.tobytes(), "cls": number})
-    dataset = webdataset.WebDataset(sorted(map(str, path.iterdir())), shardshuffle=100)
-    dataset = dataset.shuffle(buffer).to_tuple("bin", "cls")
-    dataset = dataset.map_tuple(lambda data: np.frombuffer(data, np.uint8), int).batched(BATCH)
-    yield from itertools.repeat(webdataset.WebLoader(dataset, batch_size=None))
-
-
-def lit(litdata, path, images, buffer):
-    writer = litdata.streaming.writer.BinaryWriter(str(path), chunk_bytes=SHARD)
-    for number, image in enumerate(images):  # as a tensor it would take several times as long
-        writer[number] = {"image": image, "number": number}
-    writer.done()
-    writer.merge()
-    dataset = litdata.StreamingDataset(str(path), shuffle=True, drop_last=True)
-    yield from itertools.repeat(litdata.StreamingDataLoader(dataset, batch_size=BATCH))
-
-
-# What pip installs, how it is imported, and how it writes and reads.
-LIBRARIES = {
-    "h5py": ("h5py", hdf5),
-    "mosaicml-streaming": ("streaming", mosaic),
-    "webdataset": ("webdataset", tar),
-    "litdata": ("litdata", lit),
-}
-
-
-def checked(epoch, images, name):
-    """Return how many images an epoch has. Stop unless each is as written, and comes once."""
-    batches = [batch.values() if isinstance(batch, dict) else batch for batch in epoch]
-    found, numbers = (torch.cat([torch.as_tensor(x) for x in part]) for part in zip(*batches))
-    same = np.array_equal(found.flatten(), images[numbers].flatten())
-    if not same or len(numbers.unique()) < max(len(numbers), 0.9 * len(images)):
-        sys.exit(f"{name} did not give each image once, as it was written.")
-    return len(numbers)
-
-
-def cpu_rate(epochs, count):
-    """Return images per second of CPU time, user and system, over epochs of count images."""
-    done = seconds = 0
-    begin = sum(os.times()[:4])  # of this process and of its children that have ended
-    while seconds < SECONDS:
-        done += count
-        for _ in next(epochs):
-            pass
-        seconds = sum(os.times()[:4]) - begin
-    return done / seconds
-
-
-def compare_libraries():
-    """Print images per CPU-second of lesson 11's stream and of each library that is there."""
-    there = [name for name, (module, _) in LIBRARIES.items() if importlib.util.find_spec(module)]
-    missing = " ".join(LIBRARIES.keys() - there)
-    if missing:
-        words = f"Not installed: {missing}. In an environment of its own, since numpy may change"
-        print(f"{words}: pip install {missing}", file=sys.stderr)
-    versions = [f"{name} {version(name)}" for name in there]
-    print(recorded("python scripts/read_speed.py --libraries", *versions))
-    print("| bytes of an image | read with | images per CPU-second | lesson 11 against it |")
-    print("|---|---|---|---|")
-    small = load("day1/2_mnist_training.py").load_mnist()[0].tensors[0][:20_000].numpy()
-    large = np.random.default_rng(0).integers(0, 256, (2048, 256, 256), np.uint8)
-    for images, buffer in ((small, 2048), (large, 128)):
-        with tempfile.TemporaryDirectory() as folder:
-            readers = []
-            for name in there:
-                module, write = LIBRARIES[name]
-                path = Path(tempfile.mkdtemp(dir=folder))
-                epochs = write(importlib.import_module(module), path, images, buffer)
-                readers.append((epochs, checked(next(epochs), images, name)))
-            rounds = [[cpu_rate(*reader) for reader in readers] for _ in range(REPEATS)]
-        medians = [statistics.median(rates) for rates in zip(*rounds)]
-        for name, median in zip(there, medians):
-            cells = f"{images[0].nbytes:,} | {name} | {median:,.0f} | {medians[0] / median:.2g}"
-            print(f"| {cells} |", flush=True)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     words = "only print the memory for streaming this file (Linux)"
     parser.add_argument("--memory", type=Path, metavar="FILE", help=words)
-    words = "only compare with MosaicML Streaming, WebDataset and litdata"
-    parser.add_argument("--libraries", action="store_true", help=words)
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if args.memory:
         print_memory(args.memory)
-        return
-    if args.libraries:
-        compare_libraries()
         return
     with tempfile.TemporaryDirectory() as folder:
         files = make_files(Path(folder))

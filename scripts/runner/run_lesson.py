@@ -2,7 +2,6 @@
 
 import os
 import sys
-from pathlib import Path
 
 from catalog import LAUNCHER, ROOT
 from processes import Job
@@ -22,22 +21,12 @@ def lesson_command(lesson):
     return LAUNCHER, [*where, *options, lesson["file"], *lesson["arguments"]]
 
 
-def cpu_seconds():
-    """Return for how many seconds the ended children, and all programs, have computed until now."""
-    file = Path("/proc/stat")  # user, nice, system, idle, waiting, interrupts, stolen
-    every = [int(x) for x in file.read_text().split()[1:9]] if file.exists() else [0]
-    seconds = (sum(every) - sum(every[3:5])) / os.sysconf("SC_CLK_TCK")
-    return sum(os.times()[2:4]), seconds
-
-
 def run(lesson, limit=600, **options):
     """Run a lesson and pass its output on, line by line. Return a dict; the options are Job's.
 
     output    everything that it printed
     showed    its last line that begins with "=>", or ""
     seconds   how long it took
-    cpu       for how many seconds its processes computed, all cores together
-    others    for how many seconds other programs did, meanwhile; 0 where there is no /proc/stat
     problem   what went wrong in a few words, or ""
     skipped   why the lesson cannot run here, as it says itself, or ""
     """
@@ -46,7 +35,6 @@ def run(lesson, limit=600, **options):
     # This works from any folder. A path that is already absolute stays as it is.
     arguments = [ROOT / x if x == lesson["file"] else x for x in arguments]
     env = {**os.environ, "PYTHON": sys.executable}  # for the launcher
-    before = cpu_seconds()
     with SignOfLife("   ") as life, Job([*begin, *arguments], limit, env=env, **options) as job:
         for line in job.lines():
             print(f"   {line}", end="", flush=True)
@@ -56,9 +44,7 @@ def run(lesson, limit=600, **options):
     lines = [line.rstrip() for line in job.output.splitlines() if line.strip()]
     proofs = [line for line in lines if line.startswith("=>")]
     showed = proofs[-1] if proofs else ""
-    cpu, every = (after - earlier for after, earlier in zip(cpu_seconds(), before))
     result = {"output": job.output, "showed": showed, "seconds": job.seconds, "skipped": ""}
-    result |= {"cpu": cpu, "others": max(0, every - cpu)}
     result["problem"] = job.trouble
     if showed.endswith(": WRONG"):
         result["problem"] = "WRONG"

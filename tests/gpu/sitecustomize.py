@@ -91,30 +91,24 @@ def stand_in(torch):
     torch.version.cuda = (torch.version.cuda or "13.2") if kind() == "cuda" else None
     torch.version.hip = "7.2" if kind() == "hip" else None
     torch.version.xpu = "20260000" if kind() == "xpu" else None
-
-
-def stand_in_distributed(distributed):
-    distributed.is_nccl_available = lambda: KINDS[kind()] == "cuda"
-    distributed.is_xccl_available = lambda: kind() == "xpu"
-
-
-WAITING = {"torch": stand_in, "torch.distributed": stand_in_distributed}
+    torch.distributed.is_nccl_available = lambda: KINDS[kind()] == "cuda"
+    torch.distributed.is_xccl_available = lambda: kind() == "xpu"
 
 
 class Finder:
-    """Has the stand-in step in as soon as torch, and torch.distributed, have been imported."""
+    """Has the stand-in step in as soon as torch has been imported."""
 
     def find_spec(self, name, path=None, target=None):
         """Return what Python would find, with one more thing to do after the import."""
-        if name not in WAITING:
+        if name != "torch":
             return None
-        then = WAITING.pop(name)
+        sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         execute = spec.loader.exec_module
 
         def exec_module(module):
             execute(module)
-            then(module)
+            stand_in(module)
 
         spec.loader.exec_module = exec_module
         return spec

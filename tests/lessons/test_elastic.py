@@ -8,30 +8,12 @@ import subprocess
 import processes
 import pytest
 from support.forked_ranks import run_ranks
-from support.run import LAUNCHER, LESSONS, ROOT, full, output_of, proof_of, rank_of
+from support.run import LAUNCHER, LESSONS, ROOT, output_of, proof_of, rank_of
 
 LESSON = ROOT / LESSONS["12"]["file"]
 # 3,198 images: 50 steps in an epoch of 2 ranks, and each of 3 ranks has as many images.
 FEW = ("--images", 3198, "--batch-size", 32, "--save-every", 10, "--epochs", 3)
 SHORT = ("--images", 1280, "--save-every", 4)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "crash", "goes_on"),
-    [
-        (2, 14, "epoch 0 after 1,280 images"),
-        full(3, 14, "epoch 1 after 768 images"),
-    ],
-)
-def test_a_job_that_failed_ends_where_it_would_have_ended(ranks, crash, goes_on, tmp_path):
-    command = (ranks, LESSON, *SHORT, "--epochs", 2, "--crash-at-step", crash)
-    output = output_of(run_ranks(*command, cwd=tmp_path), 1)
-    assert f"RuntimeError: rank 0 fails after step {crash}, as told" in output
-    output = output_of(run_ranks(*command, cwd=tmp_path))
-    assert f"start 2: resumes in {goes_on}\n" in output
-    assert proof_of(output).startswith("=> starts: 2, images once an epoch: 1,2")
-    assert proof_of(output).endswith("parameters as without a stop: ok")
-    assert [x.name for x in (tmp_path / "runs" / LESSON.stem).iterdir()] == ["model.pt"]
 
 
 @pytest.mark.full

@@ -5,12 +5,9 @@ import re
 import shlex
 import subprocess
 import sys
-from types import SimpleNamespace
-from unittest import mock
 
 import processes
 import pytest
-from catalog import load
 from launcher import failures, gpus, rendezvous
 from support.run import (
     BEGIN,
@@ -205,38 +202,3 @@ def test_gpus_are_shared_out(visible, each, masks, words):
     variables, on = gpus.share_gpus(found, 2, each)
     assert [node.get("CUDA_VISIBLE_DEVICES", "") for node in variables] == masks
     assert on == words
-
-
-@pytest.mark.parametrize(
-    ("kind", "masks", "name", "expected"),
-    [
-        ("cuda", {}, "CUDA_VISIBLE_DEVICES", "0 1 2 3"),
-        ("cuda", {"CUDA": "GPU-5ad10003"}, "CUDA_VISIBLE_DEVICES", "GPU-5ad10003"),
-        ("cuda", {"CUDA": "-1"}, "", ""),
-        # Of a divided GPU a process sees one part, so the ranks share that one.
-        ("mig", {"CUDA": "MIG-a,MIG-b"}, "CUDA_VISIBLE_DEVICES", "MIG-a"),
-        # HIP takes CUDA's variable, too, but its own wins: so its own is set.
-        ("hip", {"CUDA": "3,1"}, "HIP_VISIBLE_DEVICES", "3 1"),
-        ("hip", {"CUDA": "3,1", "HIP": "2"}, "HIP_VISIBLE_DEVICES", "2"),
-        # Slurm sets ROCR's. What it leaves is counted from 0.
-        ("hip", {"ROCR": "2,3"}, "HIP_VISIBLE_DEVICES", "0 1"),
-        ("xpu", {"CUDA": "0", "ZE": "3,1"}, "ZE_AFFINITY_MASK", "3 1"),
-        ("none", {}, "", ""),
-    ],
-)
-def test_gpus_are_called_as_the_variable_of_their_maker_has_them(
-    kind, masks, name, expected, monkeypatch
-):
-    standin = load(ROOT / "tests" / "gpu" / "sitecustomize.py")
-    for mask in gpus.MASKS:
-        monkeypatch.delenv(mask, raising=False)
-    for maker, value in masks.items():
-        mask = next(mask for mask in gpus.MASKS if mask.startswith(maker))
-        monkeypatch.setenv(mask, value)
-    monkeypatch.setenv("STANDIN_KIND", kind.replace("mig", "cuda"))
-    monkeypatch.setenv("STANDIN_MIG", str(int(kind == "mig")))
-    monkeypatch.setenv("STANDIN_GPUS", "4")
-    torch = SimpleNamespace(accelerator=mock.Mock(), version=SimpleNamespace(hip=kind == "hip"))
-    torch.accelerator.device_count.return_value = standin.device_count()
-    torch.accelerator.current_accelerator.return_value.type = standin.KINDS[standin.kind()]
-    assert gpus.name_gpus(torch) == (name, expected.split())
