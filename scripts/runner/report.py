@@ -4,7 +4,7 @@ Called by run_course.py. Every number is from a lesson of this run, or from the 
 comparable machine. Nothing is drawn from a lesson that failed.
 
 A result is a dict: id and idea of the lesson; what run_lesson.run returns; files, the paths of the
-event files that the lesson wrote.
+event files and traces that the lesson wrote.
 """
 
 import io
@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 
 import jinja2
-from catalog import ROOT
+import numpy as np
+from catalog import ROOT, load
 from loss_curves import losses, thinned
 from markupsafe import Markup, escape
 from matplotlib import style
@@ -22,9 +23,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from runner.run_lesson import summary
 from system_info import described
+from view_traces import load_newest, merge
 
 # Neither too light nor too dark, so that they can be seen on a white page and on a dark one.
-BLUE, ORANGE, GREEN, GREY = "#2f86c9", "#d1690e", "#2b9a66", "#858f9b"
+BLUE, ORANGE, GREEN, PURPLE, GREY = "#2f86c9", "#d1690e", "#2b9a66", "#9b6fc9", "#858f9b"
 STYLE = {
     "svg.fonttype": "none",  # text stays text
     "figure.figsize": (4.4, 3.7),  # inches; small, so that letters are large on a telephone
@@ -83,24 +85,58 @@ def curves(axes, results):
     return text
 
 
-# What is drawn: the lessons whose curves a figure shows, and its title.
-FIGURES = {
-    ("2", "4", "6", "10"): "Lessons 2, 4, 6 and 10",
-    ("8",): "Loss and learning rate",
-}
+# Color and place of what a rank does, in the order of find_work in lesson 5.
+LANES = {"data": (PURPLE, 0), "computing": (BLUE, 0), "communicating": (ORANGE, 0.4)}
+
+
+def timeline(axes, results):
+    """Draw what each rank did in a step in the middle of a lesson's traces."""
+    lesson = load("day1/5_mnist_manual_ddp_profile.py")
+    folder = results[0]["files"][0].parent  # log or log_ddp, before runs
+    events = [x for x in merge(load_newest(folder)) if x["ph"] == "X"]
+    steps = [x for x in events if x["name"].startswith("ProfilerStep")]
+    ranks = sorted({x["pid"] for x in steps})
+    middle = steps[len(steps) // len(ranks) // 2]["name"]
+    step = [x for x in steps if x["name"] == middle]
+    begin, end = min(x["ts"] for x in step), max(x["ts"] + x["dur"] for x in step)
+    axes.figure.set_size_inches(9, 1.4 + 0.5 * len(ranks))
+    for rank in ranks:
+        work = lesson.find_work([x for x in events if x["pid"] == rank], begin, end)
+        seen = lesson.F.adaptive_max_pool1d(work.float(), 700)  # shorter gaps are not seen
+        for flag, kind in zip(seen.numpy(), LANES):
+            color, place = LANES[kind]
+            edges = np.flatnonzero(np.diff(flag, prepend=0, append=0)) * (end - begin) / 700_000
+            bars = [(left, right - left) for left, right in edges.reshape(-1, 2)]
+            label = kind if rank == ranks[0] else None
+            axes.broken_barh(bars, (rank + place, 0.38), color=color, label=label)
+    axes.set(xlabel="milliseconds", xlim=(0, (end - begin) / 1000))
+    axes.set_yticks([rank + 0.4 for rank in ranks], [f"rank {rank}" for rank in ranks])
+    axes.invert_yaxis()
+    axes.grid(visible=False)
+    text = "An early rank waits, which counts as communicating. Gaps: it has no core, or is idle."
+    return f"{text} To zoom in, and for all steps: `python scripts/view_traces.py {folder}`"
+
+
+# What is drawn: the function, the lessons that it is made from, and the title.
+FIGURES = [
+    (curves, ("2", "4", "6", "10"), "Lessons 2, 4, 6 and 10"),
+    (curves, ("8",), "Loss and learning rate"),
+    (timeline, ("5",), "One step of lesson 5"),
+    (timeline, ("test-profile",), "One step of test-profile"),
+]
 
 
 def draw(well):
     """Return the figures that the lessons which ended well wrote something for, a list of dicts."""
     figures = []
     with style.context(["default", STYLE]):
-        for lessons, title in FIGURES.items():
+        for function, lessons, title in FIGURES:
             sources = [well[x] for x in lessons if x in well and well[x]["files"]]
             if sources:
                 drawing = Figure()
-                caption = curves(drawing.subplots(), sources)
+                caption = function(drawing.subplots(), sources)
                 drawing.legend(loc="outside upper left", fontsize=9, ncols=3)
-                name = f"curves-{lessons[0]}"
+                name = f"{function.__name__}-{lessons[0]}"
                 svg = svg_of(drawing, name)
                 figures.append({"name": name, "title": title, "caption": caption, "svg": svg})
     return figures
