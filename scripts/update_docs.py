@@ -42,8 +42,9 @@ def kind_of_machine():
 
 def run_wrong(lesson, cwd):
     """Run a lesson with its wrong line, which it must call WRONG. Return the result until then."""
-    file = write_variant(tempfile.mkdtemp(dir=cwd), lesson["file"], *lesson["wrong"])
-    result = run({**lesson, "file": file}, cwd=cwd)
+    own = tempfile.mkdtemp(dir=cwd)  # the curves of the right one are not there
+    file = write_variant(own, lesson["file"], *lesson["wrong"])
+    result = run({**lesson, "file": file}, cwd=own)
     result["output"] = result["output"].partition("=> ")[0] + result["showed"]
     right = result["problem"] == "WRONG" or result["skipped"]
     return {**result, "problem": "" if right else "it is not WRONG"}
