@@ -61,11 +61,6 @@ def read_exercises():
     return exercises
 
 
-def read_variants():
-    """Return two variants of some lessons, {lesson id: table of variants.toml}."""
-    return tomllib.loads((SCRIPTS / "variants.toml").read_text())
-
-
 def write_variant(folder, file, line, instead):
     """Write a lesson with another line into a folder, and the data beside it. Return its path."""
     text = (ROOT / file).read_text()

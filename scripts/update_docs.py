@@ -41,13 +41,13 @@ def kind_of_machine():
 
 
 def run_wrong(lesson, cwd):
-    """Run a lesson with its wrong line, and return the result. The proof line must say WRONG."""
-    with tempfile.TemporaryDirectory(dir=cwd) as own:
-        file = write_variant(own, lesson["file"], *lesson["wrong"])
-        result = run({**lesson, "file": file}, cwd=cwd)
-    result["problem"] = "" if result["problem"] == "WRONG" else "its proof line does not say WRONG"
-    result["output"] = result["output"].partition(result["showed"])[0] + result["showed"]
-    return result
+    """Run a lesson with its wrong line, which it must call WRONG. Return the result until then."""
+    own = tempfile.mkdtemp(dir=cwd)  # the curves of the right one are not there
+    file = write_variant(own, lesson["file"], *lesson["wrong"])
+    result = run({**lesson, "file": file}, cwd=own)
+    result["output"] = result["output"].partition("=> ")[0] + result["showed"]
+    right = result["problem"] == "WRONG" or result["skipped"]
+    return {**result, "problem": "" if right else "it is not WRONG"}
 
 
 def record(chosen, lessons):
@@ -97,7 +97,8 @@ def main():
     args = parser.parse_args()
     failed = 0
     if args.record is not None:
-        failed = record(args.record or course.runs, course.runs)
+        usual = course.lessons if "SLURM_JOB_ID" in os.environ else course.runs  # all for 2x2 ranks
+        failed = record(args.record or usual, course.runs)
         course = Course()
     if args.faults:
         course.faults = record_faults()

@@ -31,15 +31,13 @@ In a sentence, a value of the recorded run of a lesson, by its name in scripts/v
 
 Code and output may end with mark "a" "b": the lines that begin so are highlighted. A mark has no >,
 so the line that begins with => is found by "=".
-
-This is not cog: that puts lines of Python into a page, and can't fill the middle of a sentence.
 """
 
 import re
 import shlex
 import tomllib
 
-from catalog import SCRIPTS, read_days, read_exercises, read_lessons, read_pages, read_variants
+from catalog import SCRIPTS, read_days, read_exercises, read_lessons, read_pages
 from docs import excerpts, pages, records
 from docs.records import value
 
@@ -61,11 +59,11 @@ class Course:
     def __init__(self):
         lists = read_lessons(), read_exercises(), read_days()
         self.lessons, self.exercises, self.days = ({x["id"]: x for x in some} for some in lists)
-        self.pages, self.variants = read_pages(), read_variants()
+        self.pages = read_pages()
+        self.variants = tomllib.loads((SCRIPTS / "variants.toml").read_text())
         self.runs = dict(self.lessons)  # what is recorded
         for name, x in self.variants.items():
-            more = {"wrong": x[x["wrong"]], "arguments": x.get("options", [])}
-            self.runs[f"{name}.wrong"] = self.lessons[name] | more
+            self.runs[f"{name}.wrong"] = self.lessons[name] | {"arguments": [], **x}
         self.records = records.read_records()
         self.values = tomllib.loads((SCRIPTS / "values.toml").read_text())
         self.faults = None  # the table, where the tests of faults have just been run

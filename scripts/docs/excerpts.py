@@ -12,7 +12,6 @@ from docs.records import SHOWN
 
 # The line between the lesson and its shared helpers
 DIVIDING_LINE = "\n# ---- Shared helpers, identical in every lesson\n"
-DEFINITIONS = ast.ClassDef | ast.FunctionDef
 WIDTH = 69  # characters of a command or a proof that fit on a slide
 
 
@@ -36,13 +35,12 @@ def code(course, page, name, function, *words):
 
 
 def variants(course, page, name):
-    """Return two variants of a lesson, each as a line and the function that it is in."""
-    source = (ROOT / course.lessons[name]["file"]).read_text()
-    shown = []
-    for letter in "AB":
-        line, *instead = course.variants[name][letter]
+    """Return the two variants of a line of a lesson, and in which function each is."""
+    source, shown = (ROOT / course.lessons[name]["file"]).read_text(), []
+    changes = [x for kind, x in course.variants[name].items() if kind in ("right", "wrong")]
+    for letter, (line, *instead) in zip("AB", changes, strict=True):
         number = source[: source.index(line)].count("\n") + 1
-        around = [x for x in ast.walk(ast.parse(source)) if isinstance(x, DEFINITIONS)]
+        around = [x for x in ast.walk(ast.parse(source)) if hasattr(x, "decorator_list")]
         around = [x.name for x in around if x.lineno <= number <= x.end_lineno]
         shown.append(f"# {letter}, in {'.'.join(around)}")
         shown += instead or [line.partition("  #")[0]]

@@ -106,7 +106,7 @@ def value(course, name):
 
 
 def measured(course, page):
-    notes = [x for record in course.records.values() for x in record.values()]
+    notes = [x[name] for x in course.records.values() for name in course.lessons if name in x]
     recorded = {(x["recorded"], x["on"]) for x in notes}
     command = "`python scripts/update_docs.py --record`"
     lines = [f"Recorded on {date} with {command}: {on}." for date, on in sorted(recorded)]
@@ -116,7 +116,7 @@ def measured(course, page):
             x = record.get(row[0])
             row.append(f"`{x['showed']}` {x['seconds']:.0f} s" if x else "")
     kinds = [name.replace("-", " ").replace("cpu", "CPU") for name in course.records]
-    return "\n\n".join([*lines, table(["lesson", *kinds], rows)])
+    return "\n\n".join([" ".join(lines), table(["lesson", *kinds], rows)])
 
 
 def faults(course, page):

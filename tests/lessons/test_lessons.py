@@ -6,19 +6,16 @@ import re
 import sys
 
 import pytest
-from catalog import read_variants
-from support.cases import CASES, EPOCHS, FROM_ONE, arguments_of
+from support.cases import CASES, EPOCHS, arguments_of, variants_of
 from support.forked_ranks import run_ranks, skip_what_cannot_run
 from support.mutants import assert_disproved, write_mutant
 from support.run import (
-    IMPORT,
     LESSONS,
     ROOT,
     cached_across_workers,
     launch,
     losses,
     output_of,
-    proof_of,
     proves,
     recorded_output,
     run,
@@ -27,7 +24,6 @@ from support.run import (
 )
 
 full = pytest.mark.full
-VARIANTS = read_variants()
 WITH_GPUS = "TEST_WITH_GPUS" in os.environ
 # A torch that was built without CUDA: the stand-in answers for it.
 NO_CUDA = {"PYTHONPATH": str(ROOT / "tests" / "gpu"), "STANDIN_KIND": "none"}
@@ -135,42 +131,22 @@ def kinds_of_lines(output):
 @pytest.mark.parametrize(
     ("lesson_id", "mutant"),
     [
-        pytest.param(
-            name, mutant, marks=() if mutant.quick else full, id=f"{name}-{mutant.line.strip()}"
-        )
+        pytest.param(name, x, marks=() if x.quick else full, id=f"{name}-{x.line.strip()}")
         for name, case in CASES.items()
-        for mutant in case.mutants
+        for x in [*case.mutants, *variants_of(name)]
     ],
 )
 def test_without_its_key_line_a_lesson_proves_nothing(
     lesson_id, mutant, tmp_path, tmp_path_factory
 ):
     ranks = 1 if CASES[lesson_id].ranks == 1 else mutant.ranks
+    each = 2 if ranks == 4 and LESSONS[lesson_id]["nodes"] else ranks
     arguments = arguments_of(lesson_id, tmp_path_factory, mutant.options, ranks, tmp_path)
     file = write_mutant(tmp_path, lesson_id, (mutant.line, mutant.wrong))
     for _ in range(mutant.starts):
-        status, output = run_ranks(ranks, file, *arguments, cwd=tmp_path)
-    assert_disproved(status, output, mutant.says)
-
-
-@pytest.mark.parametrize(
-    ("lesson_id", "letter"),
-    [
-        pytest.param(name, letter, marks=() if name == "4" else full)
-        for name, variants in VARIANTS.items()
-        for letter in "AB"
-        if len(variants.get(letter, ())) > 1  # changed
-    ],
-)
-def test_of_two_variants_one_is_wrong(lesson_id, letter, tmp_path, tmp_path_factory):
-    variants, nodes = VARIANTS[lesson_id], LESSONS[lesson_id]["nodes"]
-    arguments = arguments_of(lesson_id, tmp_path_factory, ranks=4)
-    file = write_mutant(tmp_path, lesson_id, variants[letter])
-    each = 2 if nodes else 4
-    status, output = run_ranks(4, file, *arguments, cwd=tmp_path, ranks_per_node=each)
-    if letter == variants["wrong"]:
-        assert_disproved(status, output, FROM_ONE)
-        assert re.search(variants.get("says", ""), proof_of(output)), output
+        status, output = run_ranks(ranks, file, *arguments, cwd=tmp_path, ranks_per_node=each)
+    if mutant.says:
+        assert_disproved(status, output, mutant.says)
     else:
         skip_what_cannot_run(status, output)
         assert proves(output_of((status, output))), output
@@ -192,25 +168,20 @@ def test_accelerate_launch_starts_lesson_20_too(tmp_path):
     assert proves(output), output
 
 
-# A lesson whose clock shows a second more each time that it is read.
-TIMED = f"""{IMPORT}
-import itertools, time, types
-from catalog import load
-lesson = load(sys.argv.pop(1))
-lesson.time = types.SimpleNamespace(sleep=time.sleep, perf_counter=itertools.count().__next__)
-sys.exit(lesson.start(lesson.parse_args()))
+# A clock that shows a second more each time that it is read.
+CLOCK = """import itertools, time as real, types
+time = types.SimpleNamespace(sleep=real.sleep, perf_counter=itertools.count().__next__)
 """
 
 
 @pytest.mark.parametrize("lesson_id", ["4", "6", "10"])
 def test_images_of_all_ranks_count_and_the_model_is_replaced_by_a_whole_one(lesson_id, tmp_path):
-    file = ROOT / LESSONS[lesson_id]["file"]
+    file = write_mutant(tmp_path, lesson_id, ("import time\n", CLOCK))
     model = tmp_path / "runs" / file.stem / "model.pt"
     model.parent.mkdir(parents=True)
     model.write_text("the run before")
-    (tmp_path / "timed.py").write_text(TIMED)
     options = ("--epochs", 2, "--max-steps", 3, "--batch-size", 5)
     with model.open("rb") as before:
-        output = output_of(run_ranks(2, tmp_path / "timed.py", file, *options, cwd=tmp_path))
+        output = output_of(run_ranks(2, file, *options, cwd=tmp_path))
         assert before.read() == b"the run before"  # not written over
     assert re.findall(r", (\S+) images/s", output) == ["30", "30"]

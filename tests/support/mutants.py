@@ -11,10 +11,7 @@ from support.run import LESSONS, proof_of
 
 
 def write_mutant(folder, lesson_id, change):
-    """Write a lesson with another line, (line, what is there instead), under its own name.
-
-    Return the file. The line must be there, once.
-    """
+    """Write a lesson with a change, (line, what is there instead). Return the file."""
     return write_variant(folder, LESSONS[lesson_id]["file"], *change)
 
 
