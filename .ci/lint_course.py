@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from catalog import read_days, read_lessons, read_pages  # noqa: E402
+from catalog import read_days, read_exercises, read_lessons, read_pages  # noqa: E402
 from docs.excerpts import DIVIDING_LINE  # noqa: E402
 from docs.pages import PAGES, parts_of  # noqa: E402
 from docs.records import SHOWN, read_records  # noqa: E402
@@ -60,7 +60,10 @@ def of_page(page):
         yield f"the sections must be some of these, in this order: {', '.join(SECTIONS)}"
     if "?" not in text.partition("\n## Run\n")[0]:
         yield "asks nothing before it is run"
-    for kind in ("head", "output", "exercises", "foot"):
+    kinds = ["head", "output", "foot"]
+    if any(exercise["lesson"] == page["id"] for exercise in read_exercises()):
+        kinds.append("exercises")
+    for kind in kinds:
         if f"<!-- begin {kind} {page['id']} -->" not in text:
             yield f"no block {kind}"
     if page["taught"] and f"<!-- begin here {page['id']} -->" not in read(

@@ -1,6 +1,5 @@
 import torch
-import torch.distributed as dist
-from exercises.common import flat, noted, train_alone
+from exercises.common import flat, train_alone
 
 
 def check_14_1(exercise, rank, world_size, report):
@@ -22,16 +21,3 @@ def check_14_2(exercise, rank, world_size, report):
     train_alone(model, batches, lr=0.1)
     report.numbers("parameters", mine, flat(model))
     report.equal("messages for 4 steps of the optimizer:", messages, 4)
-
-
-def check_14_3(exercise, rank, world_size, report):
-    means = noted(dist, "all_reduce")
-    mine = flat(exercise.train(rank))
-    # All steps are linear, so the mean is what one process learns from the mean of 1, 2, ...
-    torch.manual_seed(0)
-    model = torch.nn.Linear(1, 1, bias=False)
-    x = torch.linspace(-2, 2, 16)[:, None]
-    batches = [(x, (world_size + 1) / 2 * x)] * 20
-    train_alone(model, batches, lr=0.05)
-    if report.numbers("weight", mine, flat(model)):
-        report.equal("how often the parameters were averaged:", len(means), 3)

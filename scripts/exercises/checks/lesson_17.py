@@ -4,19 +4,6 @@ import torch
 from exercises.common import flat, gradients, train_alone
 
 
-def check_17_1(exercise, rank, world_size, report):
-    x = torch.linspace(-1, 1, 256).reshape(64, 4)
-    y = x.sum(dim=1, keepdim=True)
-    found = {}
-    for micro_batches in (1, 2, 8):
-        stage = exercise.build_stage(rank)
-        exercise.step(stage, x, y, micro_batches)
-        found[micro_batches] = gradients(stage)
-    for number in (2, 8):
-        report.numbers(f"gradients with {number} micro-batches:", found[number], found[1])
-    report.learned(exercise.train(8, 50), 0.1)
-
-
 def check_17_2(exercise, rank, world_size, report):
     x = torch.linspace(-1, 1, 1024).reshape(64, 16)
     y = x.flip(0)

@@ -4,16 +4,6 @@ from exercises.common import attempt, flat, gap, noted, shared_folder
 from torch.nn.parallel import DistributedDataParallel
 
 
-def check_6_1(exercise, rank, world_size, report):
-    calls = noted(torch.nn.Linear, "forward")
-    model, losses = exercise.train(rank, world_size)
-    used = len(calls[0][0][1])
-    alone, _ = exercise.train(0, 1)
-    report.learned(losses)
-    report.like_one_process(model, alone, 1e-5)
-    report.equal("points that it takes in a step:", used, 64 // world_size)
-
-
 def check_6_2(exercise, rank, world_size, report):
     path = shared_folder(rank) / "checkpoint.pt"
     # A large model on a slow disk, and never at the same moment.

@@ -16,12 +16,6 @@ def check_8_1(exercise, rank, world_size, report):
         report.numbers(text, [lr], [lr_alone * steps_alone / steps])
 
 
-def check_8_2(exercise, rank, world_size, report):
-    for size in (1, 4, world_size):
-        expected = [0.01 * (1 + (size - 1) * min(1, step / 4)) for step in range(8)]
-        report.numbers(f"with world size {size}:", exercise.learning_rates(8, 4, size), expected)
-
-
 def check_8_3(exercise, rank, world_size, report):
     """The result of train(), then its points, its first step and its report.
 
