@@ -1,16 +1,13 @@
 """Without Slurm: nodes that are simulated on this machine, each with its own ranks."""
 
-import contextlib
 import os
 import queue
 import shlex
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 from launcher.failures import NO_FAILURE, FailureReport, as_a_shell, ending, forward, write_stderr
 from launcher.gpus import find_gpus, share_gpus
@@ -54,9 +51,8 @@ def run(options):
         ranks[f"{who} on simulated node {node}"] = rank_command(options, variables, "127.0.0.1")
     names = [f"local-{port}-simulated-node-{node}" for node in range(nodes)]
     end_on_signals(signal.SIGINT)  # or each rank would be sent it, and print a traceback
-    store = contextlib.nullcontext() if options.torchrun else store_at(reserved)
-    with watched(names if options.monitor else []), store, Group(GRACE) as group:
-        return run_ranks(ranks, group)
+    with watched(names if options.monitor else []), Group(GRACE) as group:
+        return run_ranks(ranks, group, None if options.torchrun else reserved)
 
 
 def listen(port):
@@ -68,25 +64,24 @@ def listen(port):
         sys.exit(f"MASTER_PORT {port} cannot be used: {error}. {todo}")
 
 
-@contextlib.contextmanager
-def store_at(listener):
-    """Keep the store in which the ranks meet, in a process that ends with this one."""
-    command = [sys.executable, Path(__file__).with_name("store.py"), str(listener.fileno())]
-    options = {"stdin": subprocess.PIPE, "pass_fds": [listener.fileno()]}
-    options["stderr"] = subprocess.DEVNULL  # if it has no torch, the ranks say so
-    with subprocess.Popen(command, **options, process_group=0) as process:  # no Ctrl-C for it
-        listener.close()  # if the store ends, the ranks must notice
-        try:
-            yield
-        finally:
-            process.kill()
+def open_store(listener):
+    """Return the store in which the ranks meet, at a listening socket.
+
+    A rank would open it on all addresses of the machine, where everybody on its network could join.
+    """
+    from torch.distributed import TCPStore  # here: the ranks need seconds for that, too
+
+    host, port = listener.getsockname()
+    at = {"use_libuv": False, "master_listen_fd": listener.detach()}
+    return TCPStore(host, port, is_master=True, **at)
 
 
-def run_ranks(ranks, group):
+def run_ranks(ranks, group, listener):
     """Run ranks on this machine; when one fails, stop the others. Return the exit status.
 
-    ranks   the command and the environment of each, {name: (command, environment)}
-    group   the processes.Group that they are to belong to
+    ranks      the command and the environment of each, {name: (command, environment)}
+    group      the processes.Group that they are to belong to
+    listener   a socket for the store in which they meet, or None
     """
     report, ended = FailureReport(), queue.SimpleQueue()
 
@@ -102,7 +97,9 @@ def run_ranks(ranks, group):
             # A thread waits for each of them, so their ends come in the right order.
             threading.Thread(target=note_end, args=(name, process), daemon=True).start()
         os.close(theirs)
+        store = open_store(listener) if listener else None
         status = wait_for_all(list(ranks), ended, report)
+        del store  # it was there for as long as they ran
         if not status:
             for process in group.settle():
                 write_stderr(f"Left behind by a rank, so killed: process {process}\n")
