@@ -179,7 +179,7 @@ def start(args):
     """Run as one rank: join the process group, call main, leave the group."""
     # Variables tell a process who it is. LOCAL_RANK: its number on this node. The other
     # four, RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, are for init_process_group.
-    local_rank = int(os.environ["LOCAL_RANK"])
+    local_rank = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))  # Kubernetes
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this node
     device, backend = choose_device(local_rank, ranks_here)
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
@@ -204,6 +204,9 @@ def start_rank(rank, args):
 
 def launch(args):
     """Start the ranks on this machine, with the variables that torchrun would set."""
+    copies = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE", "1")
+    if copies != "1":
+        sys.exit(f"mpirun has started this {copies} times: use torchrun instead")
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends all, with no traceback
     world_size = str(args.processes)
     os.environ.update(WORLD_SIZE=world_size, LOCAL_WORLD_SIZE=world_size)

@@ -26,7 +26,7 @@ import sys
 import time
 import traceback
 import warnings
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from functools import partial
 from hashlib import sha256
@@ -253,8 +253,7 @@ class Trainer:
 
     def load(self, name, epoch, batches):
         """Return an iterator over these batches of a data set, given as indices."""
-        indices = [batch.tolist() for batch in batches]
-        self.batches[:] = [[(name, epoch, i) for i in batch] for batch in indices]
+        self.batches[:] = [[(name, epoch, i) for i in x.tolist()] for x in batches]
         # Workers inherit this, so they read on when all processes of a job are told
         # to stop, and their rank still takes a step and saves.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -314,9 +313,7 @@ class Trainer:
         self.report(self.step, values, title)
         for step, value in enumerate([*losses, values["gradient"]], start=first):
             if not math.isfinite(value):
-                raise Problem(
-                    f"a loss or gradient was {value} in step {step} or before"
-                )
+                raise Problem(f"a loss or gradient was {value} by step {step}")
         self.begin = time.perf_counter()
         self.waited = 0
 
@@ -456,8 +453,10 @@ class Trainer:
 # ---- Shared helpers, identical in every lesson
 
 DATA = Path(__file__).parents[1] / "data"
-# Slurm, torchrun, Ctrl-C: save, the end is near.
+# Slurm, torchrun, Ctrl-C, a closed terminal: save, the end is near.
 SIGNALS = [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT]
+if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup has it ignored
+    SIGNALS.append(signal.SIGHUP)
 # For collectives and data workers.
 TIMEOUT = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 300)))
 # Options that may differ: on each rank; at each start. (train and test: the data)
@@ -478,10 +477,7 @@ def last_line(error):
 
 
 class Seeded(Dataset):
-    """Data sets whose random changes depend only on seed, epoch and sample.
-
-    So they are the same on any rank, in any worker, and after a restart.
-    """
+    """Data sets whose random changes depend on seed, epoch and sample, and no more."""
 
     def __init__(self, sets, seed):
         self.sets = sets
@@ -579,7 +575,8 @@ def prove(claim, holds):
 def show(line):
     """Print a line, on rank 0."""
     if dist.get_rank() == 0:
-        print(line, flush=True)
+        with suppress(OSError):  # the terminal may be closed
+            print(line, flush=True)
 
 
 def lock_folder(folder):
@@ -639,7 +636,10 @@ def name_rank():
     """Set torchrun's variables: srun has started this rank, or it is the only one."""
     given = os.environ
     ranks = given.get("SLURM_STEP_NUM_TASKS", "1")
-    if ranks == "1":
+    copies = given.get("OMPI_COMM_WORLD_SIZE") or given.get("PMI_SIZE", "1")
+    if copies not in ("1", ranks):  # in a step, srun may set PMI_SIZE
+        sys.exit(f"mpirun has started this {copies} times: see day2/NODES.md")
+    if ranks == "1" or sys.stdin.isatty():  # python, typed in a shell of srun --pty
         given.update(RANK="0", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", WORLD_SIZE="1")
         return
     given.update(RANK=given["SLURM_PROCID"], LOCAL_RANK=given["SLURM_LOCALID"])
@@ -744,8 +744,7 @@ def parse_args():
     args.accumulate = math.ceil(most / args.batch_size)
     if args.global_batch_size < ranks * args.accumulate:
         parser.error(f"{args.global_batch_size} samples are too few for {ranks} ranks")
-    old = not hasattr(FSDPModule, "set_force_sum_reduction_for_comms")
-    if args.shard and old:
+    if args.shard and not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
         parser.error("--shard needs torch 2.8")
     return args
 
@@ -753,4 +752,5 @@ def parse_args():
 if __name__ == "__main__":
     if "RANK" not in os.environ:
         name_rank()
+    os.environ.setdefault("LOCAL_RANK", os.environ["RANK"])  # Kubernetes gives none
     sys.exit(run(parse_args()))

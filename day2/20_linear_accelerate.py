@@ -145,6 +145,11 @@ def make_points(count, seed):
 
 def make_accelerator():
     """Return an Accelerator for this rank. It reads the launcher's variables itself."""
+    copies = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE", "1")
+    if "RANK" in os.environ:  # Kubernetes gives no LOCAL_RANK, and Accelerate needs it
+        os.environ.setdefault("LOCAL_RANK", os.environ["RANK"])
+    elif copies != "1":
+        sys.exit(f"mpirun has started this {copies} times: use torchrun instead")
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this node
     _, backend = choose_device(local_rank, ranks_here)
