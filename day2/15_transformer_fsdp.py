@@ -191,6 +191,7 @@ def prove(claim, holds):
 def count_bytes(name, meter, optimizer, train_set, device):
     """Take one more step. Print and return the bytes that this rank holds and sends."""
     parts = meter.parts = optimizer.param_groups[0]["params"]
+    meter.sent = 0  # not what dividing has sent
     with meter:
         train_steps(meter.model, [train_set[:4]], optimizer, device)
     states = [x for state in optimizer.state.values() for x in state.values()]
