@@ -195,6 +195,20 @@ def test_the_losses_are_those_of_one_process(model, last, ranks, patched_script,
     assert_alike(*found)
 
 
+@FULL
+def test_a_smaller_last_batch_does_not_count_as_much(patched_script, tmp_path):
+    """Two ranks, with 500 images each, have 41 batches of 12 and one of 8: 40 make whole steps."""
+    file = patched_script(*before("13", without=["11"]))
+    part = "train_set = torch.utils.data.Subset(train_set, range(1000))"
+    file.write_text(file.read_text().replace("    test_set =", f"    {part}\n    test_set ="))
+    found = []
+    for steps in (100, 40):
+        how = options(*REPEATABLE, "--batch-size", 12, "--accumulate", 2, epochs=1, steps=steps)
+        output = output_of(run_ranks(2, file, *how, "--checkpoint", steps, cwd=tmp_path))
+        found.append(results(output)[0][2:])
+    assert found[0] == found[1]
+
+
 def test_tied_parameters_that_came_apart_stop_it(patched_script, tmp_path):
     file = patched_script(*before("15", without=["11"]))
     give_it_the_gpt(file, tie="pass")
