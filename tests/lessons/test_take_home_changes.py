@@ -1,11 +1,14 @@
 """Lesson 13's examples of a change: as the page shows them, they train the same on any ranks."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from support import page_diffs
 from support.forked_ranks import run_ranks
+from support.mutants import write_mutant
 from support.run import LESSONS, ROOT, losses, output_of, proves, write_pictures
 from torchvision import models
 
@@ -33,6 +36,66 @@ def write_text(folder, rng):
     pages = [page.read_text() for page in sorted(ROOT.glob("day?/*.md"))]
     (folder / "text.txt").write_text("".join(pages)[:6_000])
     return "--data", folder / "text.txt", "--lr", 0.001
+
+
+# Not ours: a file that is opened when the first sample is read, and layers that are not dense.
+NUMBERS = """
+class Numbers(Dataset):
+    def __len__(self):
+        return 240
+
+    def __getitem__(self, index):
+        if not hasattr(self, "file"):
+            self.file = os.open("numbers", os.O_RDONLY)
+        os.lseek(self.file, index, os.SEEK_SET)
+        time.sleep(0.002)
+        assert os.read(self.file, 1)[0] == index, "this is another sample"
+        image = torch.zeros(3, 28, 28)
+        image[1, 14, 14] = float(os.environ.get("MIDDLE", index))
+        if "DRAWN" in os.environ:
+            image[0, 0, 0] = __import__("numpy").random.rand()
+        return image, index % 10
+
+
+class Waves(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.waves = nn.Linear(2352, 8, dtype=torch.complex64)
+        self.bag = nn.EmbeddingBag(2, 10, sparse=True)
+        self.out = nn.Linear(8, 10)
+
+    def forward(self, images):
+        x = images.flatten(1)
+        return self.out(self.waves(x.cfloat()).abs()) + self.bag((x[:, :4] > 0).long())
+
+
+def build_data"""
+
+
+def test_data_and_layers_that_are_not_ours(tmp_path):
+    file = write_mutant(tmp_path, "13", ("\ndef build_data", NUMBERS))
+    script = file.read_text()
+    for old, new in (
+        ("    to_tensor = [", "    return Numbers(), Numbers()\n    to_tensor = ["),
+        ("    classes = 10 if", "    return Waves(), []\n    classes = 10 if"),
+        ("momentum=0.9", "momentum=0.0"),  # a checkpoint cannot hold a sparse one
+    ):
+        script = script.replace(old, new, 1)
+    file.write_text(script)
+    (tmp_path / "numbers").write_bytes(bytes(range(240)))
+
+    def train(epochs, **env):
+        few = (epochs, "--workers", 2, "--global-batch-size", 40, "--checkpoint-dir", "runs")
+        return run_ranks(2, file, *few, cwd=tmp_path, env=env)
+
+    assert proves(output_of(train(1)))
+    for env, says in (
+        ({"MIDDLE": "3.5"}, "^train was .* where this training began, now "),
+        ({"DRAWN": "1"}, "^train: draw what is random from torch"),
+    ):
+        output = output_of(train(2, **env), 1)
+        assert re.search(says, output, re.M), output
+        assert "Traceback" not in output
 
 
 WRITE = {"pictures": write_weights, "table": write_table, "text": write_text}
