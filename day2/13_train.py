@@ -168,8 +168,9 @@ class Trainer:
         train_set, test_set = build_data(args)
         self.sets = {"train": train_set, "test": test_set}
         self.epoch_steps = min(len(train_set) // args.global_batch_size, args.max_steps)
-        if self.epoch_steps == 0:
-            raise Problem(f"{len(train_set)} samples are less than a global batch")
+        if self.epoch_steps == 0 or len(test_set) == 0:
+            sizes = f"{len(train_set)} samples to train with, {len(test_set)} to test"
+            raise Problem(f"{sizes}: less than a global batch, or none")
         self.steps = args.epochs * self.epoch_steps
         self.step = 0  # of the whole training
         self.batches = []  # what the loader reads next: lists of (set, epoch, index)
@@ -342,8 +343,7 @@ class Trainer:
         loss, right = loss / weight, right / weight
         values = {"test loss": loss, "accuracy": right}
         self.report(self.step, values, f"test of {tested:,.0f}")
-        epoch_ends = self.step > 0 and self.step % self.epoch_steps == 0
-        if epoch_ends and loss < self.best:
+        if self.step > 0 and self.step % self.epoch_steps == 0 and loss < self.best:
             self.best = loss
             self.export("best.safetensors")
         return int(tested), right

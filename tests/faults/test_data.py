@@ -74,6 +74,16 @@ def test_lesson_19_refuses_a_folder_that_lacks_a_file(tmp_path, tmp_path_factory
     refused("lesson 19: a file is missing", says, COPY, "19", *folder, env=ALONE)
 
 
+def test_ratings_that_are_too_few_for_their_files(tmp_path):
+    rows = "userId,movieId,rating,timestamp\n" + "1,2,3.5,4\n" * 5
+    (tmp_path / "five.csv").write_text(rows)
+    options = ("--csv", "five.csv", "--folder", "few", "--files", 3)
+    job = lesson("create_ratings", *options, cwd=tmp_path)
+    says = "^5 ratings are too few for 3 files: each needs 2, so take fewer --files$"
+    job.check("create_ratings.py: fewer ratings than files need", says, "As it says.", status=1)
+    assert not (tmp_path / "few").exists()
+
+
 def write_copies(folder, lesson_id, tmp_path_factory):
     """Write the data of a lesson in the folders of two ranks, not quite the same."""
     for rank in "01":
