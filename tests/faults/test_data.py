@@ -1,14 +1,12 @@
 """Files that are missing, damaged or half written, and disks that are full."""
 
 import os
-import shutil
 import subprocess
-import sys
 
 import h5py
 import numpy as np
 import pytest
-from faults import Job, lesson, nine_images, refused, saw
+from faults import lesson, nine_images, refused, saw
 from PIL import Image
 from support.cases import written_by
 from support.forked_ranks import run_ranks
@@ -23,14 +21,6 @@ os.chdir(os.environ["RANK"])
 del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-
-
-@pytest.mark.full
-def test_torchvision_says_that_data_is_missing(tmp_path):
-    copy_tree(ROOT / "day1", tmp_path / "day1", ignore=shutil.ignore_patterns(".*"))
-    job = Job(sys.executable, tmp_path / LESSONS["4"]["file"], 2, cwd=tmp_path)
-    do = "In the folder of the repository: `git checkout data/MNIST`."
-    job.check("the data is missing", r"^RuntimeError: Dataset not found\..*", do, status=1)
 
 
 @pytest.mark.parametrize(

@@ -113,20 +113,20 @@ def stages():
         torch.manual_seed(0)
         size = 9 if "uneven" in situation else 8
         if "17.3" in situation:
-            x = y = torch.randn(size, 16)
+            x = y = right = torch.randn(size, 16)
             both, loss = [exercise.build_stage(stage) for stage in range(2)], nn.functional.mse_loss
-            step = exercise.train_step, exercise.zero_bubble(rank, 2, 4), x, y
+            step, given = exercise.train_step, (exercise.zero_bubble(rank, 2, 4), x, y)
         else:
             x, y = torch.randint(128, (2, size, lesson.LENGTH))
             both, loss = [lesson.Stage(stage, 2) for stage in range(2)], nn.functional.cross_entropy
-            step = lesson.train_step, lesson.gpipe(rank, 2, 4), x, y, groups
+            step, given = lesson.train_step, (lesson.gpipe(rank, 2, 4), x, y, groups)
+            right = y.flatten()
         both[0] = nn.Tanh() if "empty" in situation else both[0]
         both[0].requires_grad_("frozen" not in situation)
         whole = copy.deepcopy(nn.Sequential(*both))
-        loss(whole(x), y.flatten() if y.dtype == torch.int64 else y).backward()
-        function, *arguments = step
+        loss(whole(x), right).backward()
         try:
-            function(both[rank], *arguments)
+            step(both[rank], *given)
         except RuntimeError as error:
             print("stages:", error)
             continue
