@@ -28,6 +28,10 @@ from torchvision.datasets import MNIST
 
 def average_gradients(model):
     """Replace each gradient by its mean over the ranks. Every rank must call this."""
+    if not hasattr(model, "all_ranks"):  # only once: every message costs time
+        trained = [x.requires_grad for x in model.parameters()]  # False: frozen
+        model.all_ranks = gather(trained)
+        assert all(x == trained for x in model.all_ranks), "ranks froze other layers"
     gradients = [x.grad for x in model.parameters() if x.requires_grad]  # not frozen
     assert None not in gradients, "no gradient: freeze what the loss does not use"
     # All in one long vector: every message costs time, even a short one.

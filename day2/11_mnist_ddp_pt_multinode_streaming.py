@@ -294,7 +294,7 @@ def check_copies(path, own):
     if odd:
         if dist.get_rank() == 0:
             sentence = f"{path} is not the same on ranks {odd} as on rank 0"
-            print(f"{sentence}. Copy it again.", file=sys.stderr)
+            print(f"{sentence}. Copy the right one to all.", file=sys.stderr)
         dist.barrier()  # the first rank that ends may end the others
         sys.exit(1)
 

@@ -43,6 +43,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, Subset
 from torch.utils.tensorboard import SummaryWriter
 from torchvision import datasets, models
@@ -166,10 +167,10 @@ class Trainer:
         torch.manual_seed(args.seed)  # for a random split: the same on every rank
         train_set, test_set = build_data(args)
         self.sets = {"train": train_set, "test": test_set}
-        self.epoch_steps = len(train_set) // args.global_batch_size
-        self.epoch_steps = min(self.epoch_steps, args.max_steps)
-        if self.epoch_steps == 0:
-            raise Problem(f"{len(train_set)} samples are less than a global batch")
+        self.epoch_steps = min(len(train_set) // args.global_batch_size, args.max_steps)
+        if self.epoch_steps == 0 or len(test_set) == 0:
+            sizes = f"{len(train_set)} samples to train with, {len(test_set)} to test"
+            raise Problem(f"{sizes}: less than a global batch, or none")
         self.steps = args.epochs * self.epoch_steps
         self.step = 0  # of the whole training
         self.batches = []  # what the loader reads next: lists of (set, epoch, index)
@@ -195,7 +196,7 @@ class Trainer:
         rounded = args.precision == "bf16"
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=rounded)
         self.options = {name: str(value) for name, value in vars(args).items()}
-        self.options |= {name: digest_of(data, name) for name in self.sets}
+        self.options |= {name: digest_of(data, name, args) for name in self.sets}
         for name, tensor in self.model.state_dict().items():
             self.options[f"the shape of {name}"] = str([*tensor.shape])
         self.losses = []  # of the steps that are not in the log yet
@@ -284,8 +285,7 @@ class Trainer:
         loss, weight = sums
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         torch._foreach_mul_(gradients, dist.get_world_size() / weight)
-        parameters = self.model.parameters()
-        self.norm = nn.utils.clip_grad_norm_(parameters, self.args.clip)
+        self.norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.args.clip)
         factor = schedule(self.step, self.steps, self.args)
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
@@ -342,8 +342,7 @@ class Trainer:
         loss, right = loss / weight, right / weight
         values = {"test loss": loss, "accuracy": right}
         self.report(self.step, values, f"test of {tested:,.0f}")
-        epoch_ends = self.step > 0 and self.step % self.epoch_steps == 0
-        if epoch_ends and loss < self.best:
+        if self.step > 0 and self.step % self.epoch_steps == 0 and loss < self.best:
             self.best = loss
             self.export("best.safetensors")
         return int(tested), right
@@ -386,11 +385,10 @@ class Trainer:
         folder = self.args.checkpoint_dir
         found = [self.options, checkpoints(folder)]
         dist.broadcast_object_list(found)  # all ranks take rank 0's
-        wrong = [x for x in differences(found[0], self.options) if x[0] not in OWN]
-        if wrong:
-            name, there, here = wrong[0]
-            rank = dist.get_rank()
-            raise Problem(f"{name} differs: on rank 0 {there}, on rank {rank} {here}")
+        for name, there, here in differences(found[0], self.options):
+            if name not in OWN:
+                others = f"on rank {dist.get_rank()} {here}"
+                raise Problem(f"{name} differs: on rank 0 {there}, {others}")
         logging.disable(logging.WARNING)  # dcp's, with tracebacks
         for path in found[1]:
             try:
@@ -457,8 +455,7 @@ DATA = Path(__file__).parents[1] / "data"
 SIGNALS = [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT]
 if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup has it ignored
     SIGNALS.append(signal.SIGHUP)
-# For collectives and data workers.
-TIMEOUT = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 300)))
+TIMEOUT = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 300)))  # workers', too
 # Options that may differ: on each rank; at each start. (train and test: the data)
 OWN = ["data", "workers", "checkpoint_dir"]
 MAY_CHANGE = [*OWN, "epochs", "test", "save_minutes", "batch_size", "accumulate", "lr"]
@@ -496,19 +493,29 @@ class Seeded(Dataset):
             raise Problem(f"{where} cannot be read: {cause}") from None
 
 
-def digest_of(data, name):
-    """Return how many samples a data set has, and a digest that tells it from others.
-
-    It is of ten samples, and of the names of pictures, but not of what is in all files.
-    """
+def digest_of(data, name, args):
+    """Return how many samples a set has, and a digest of ten and of pictures' names."""
     samples = data.sets[name]
-    some = [data[name, 0, i] for i in range(0, len(samples), len(samples) // 10 + 1)]
-    text = str(some)
-    if isinstance(samples, datasets.DatasetFolder):
-        # Without its folder, which may have another name on each node.
+    keys = [(name, 0, i) for i in range(0, len(samples), len(samples) // 10 + 1)]
+    # In a worker: a file that the rank opened now would be shared by all its workers.
+    one = {"num_workers": min(1, args.workers)}
+    one["timeout"] = one["num_workers"] * TIMEOUT.total_seconds()
+    loader = DataLoader(data, None, sampler=keys * 2, **one)
+    digests = [sha256(str(tree_map(bits_of, x)).encode()).hexdigest() for x in loader]
+    if digests[len(keys) :] != digests[: len(keys)]:  # the same seed, another sample
+        raise Problem(f"{name}: draw what is random from torch, not numpy or random")
+    text = str(digests)
+    if isinstance(samples, datasets.DatasetFolder):  # its folder's name may differ
         text += str(samples.samples).replace(str(samples.root), "")
-    digest = sha256(text.encode()).hexdigest()
-    return f"{len(samples):,} samples with digest {digest[:8]}"
+    digest = sha256(text.encode()).hexdigest()[:8]
+    return f"{len(samples):,} samples with digest {digest}"
+
+
+def bits_of(value):
+    """Return all bits of a tensor, and anything else as it is."""
+    if not torch.is_tensor(value):
+        return value
+    return value.detach().to_dense().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def wrap(model, parts, device, args):
@@ -520,11 +527,12 @@ def wrap(model, parts, device, args):
         wrapped = DistributedDataParallel(model.to(device))
         # DDP regroups its messages after the first backward, and from then on it rounds
         # sums of three ranks differently. Do it now, so every start rounds the same.
-        forward = model.forward
-        model.forward = lambda: sum(p.sum() for p in model.parameters())
-        wrapped().backward()
-        model.forward = forward
-        model.zero_grad()
+        if not any(getattr(module, "sparse", False) for module in model.modules()):
+            forward = model.forward
+            model.forward = lambda: sum(p.real.sum() for p in model.parameters())
+            wrapped().backward()
+            model.forward = forward
+            model.zero_grad()
         return wrapped
     weights = model.state_dict()  # on rank 0; the others have no memory for them yet
     policy = MixedPrecisionPolicy()
@@ -604,9 +612,8 @@ def checkpoints(folder):
 
 def differences(there, here):
     """Return what differs in two dicts: [(name, value there, value here), ...]."""
-    both = {**there, **here}
-    pairs = [(name, there.get(name), here.get(name)) for name in both]
-    return [pair for pair in pairs if pair[1] != pair[2]]
+    names = [x for x in {**there, **here} if there.get(x) != here.get(x)]
+    return [(name, there.get(name), here.get(name)) for name in names]
 
 
 def choose_device(local_rank, local_world_size):

@@ -120,7 +120,8 @@ def train(train_set, way, device, args):
     # All ranks make the same shuffled list. Rank r takes entries r, r + world_size, ...
     sampler = DistributedSampler(train_set, seed=args.seed)
     loader = DataLoader(train_set, batch_size=args.batch_size, sampler=sampler)
-    batches = islice(loader, args.max_steps)  # None: all
+    full = max(1, len(sampler) // args.batch_size)  # a smaller one would count as much
+    batches = islice(loader, min(full, args.max_steps))
     with measure(device) as traffic:
         losses = train_one_epoch(ddp_model, batches, optimizer, outer, way, device)
         if outer and len(losses) % outer.period != 0:

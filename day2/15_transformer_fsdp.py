@@ -32,6 +32,11 @@ class ByHand:
         # What is frozen stays whole. What a piece inside this one has divided holds 0.
         self.whole = [x for x in piece.parameters() if x.requires_grad and held([x])]
         assert len({x.dtype for x in self.whole}) == 1, "nothing to train or two dtypes"
+        self.piece = piece
+        self.trained = [x.requires_grad for x in piece.parameters()]  # False: frozen
+        all_ranks = [None] * dist.get_world_size()
+        dist.all_gather_object(all_ranks, self.trained)
+        assert all(x == self.trained for x in all_ranks), "ranks froze other layers"
         self.flat = flatten(self.whole)
         part = self.flat.chunk(dist.get_world_size())[dist.get_rank()]
         self.part = nn.Parameter(part.clone())  # all that stays on this rank
@@ -46,6 +51,8 @@ class ByHand:
     def gather(self, *from_hook):
         """Before the piece computes, make it whole: each rank sends its part."""
         assert all(x.grad is None for x in self.whole), "freeze what the loss ignores"
+        trained = [x.requires_grad for x in self.piece.parameters()]
+        assert trained == self.trained, "frozen or unfrozen: divide the model again"
         self.flat.untyped_storage().resize_(self.flat.nbytes)
         dist.all_gather_into_tensor(self.flat, self.part.detach())
 
@@ -68,7 +75,7 @@ class ByHand:
 
 def flatten(tensors):
     """Return all tensors as one vector, padded so that N equal parts make it up."""
-    flat = nn.utils.parameters_to_vector(tensors).detach()
+    flat = torch.cat([x.detach().flatten() for x in tensors])
     return F.pad(flat, (0, -len(flat) % dist.get_world_size()))
 
 
@@ -184,6 +191,7 @@ def prove(claim, holds):
 def count_bytes(name, meter, optimizer, train_set, device):
     """Take one more step. Print and return the bytes that this rank holds and sends."""
     parts = meter.parts = optimizer.param_groups[0]["params"]
+    meter.sent = 0  # not what dividing has sent
     with meter:
         train_steps(meter.model, [train_set[:4]], optimizer, device)
     states = [x for state in optimizer.state.values() for x in state.values()]

@@ -56,8 +56,7 @@ class Stage(nn.Module):
             self.positions = nn.Embedding(LENGTH, WIDTH)
         self.layers = nn.ModuleList()
         for number in range(LAYERS * stage // stages, LAYERS * (stage + 1) // stages):
-            # Each layer has its own seed, so it has the same first weights on any rank.
-            torch.manual_seed(1 + number)
+            torch.manual_seed(1 + number)  # a seed a layer: the same on any rank
             self.layers.append(Layer())
         if self.last:
             self.logits = nn.Linear(WIDTH, 128)
@@ -74,8 +73,8 @@ def train_step(model, todo, text, targets, groups):
     """Do with a batch what a schedule says. Return loss, log, bytes sent."""
     rank = dist.get_rank()
     micro_batches = len(todo) // 2
-    texts = text.chunk(micro_batches)
-    targets = targets.chunk(micro_batches)
+    texts = text.unflatten(0, (micro_batches, -1))  # of one size, or this is an error
+    targets = targets.unflatten(0, (micro_batches, -1))
     down, up = groups  # activations go down the stages, gradients come up again
     loss = torch.zeros((), device=text.device)
     held = {}  # what forward leaves for backward, and how many bytes that is
@@ -98,7 +97,8 @@ def train_step(model, todo, text, targets, groups):
         else:
             x, y, size = held.pop(number)
             gradient = None if model.last else receive(rank + 1, up, texts[number])
-            y.backward(gradient)  # adds to the parameters' gradients, makes x's
+            if y.requires_grad:  # not where all is frozen, from the first stage to here
+                y.backward(gradient)  # adds to the parameters' gradients, makes x's
             if not model.first:
                 sent.append((dist.isend(x.grad, rank - 1, up), x.nbytes))
         log.append((what, number, [size for _, _, size in held.values()]))

@@ -144,7 +144,7 @@ def main(device, args):
     same = identical_on_all_ranks(model)
     if dist.get_rank() == 0:
         write_scalars(losses, stream.global_batch_size)
-        gain = 1 - after / before
+        gain = 1 - after / before if before else 0.0  # 0: all ratings are equal
         rmse = f"RMSE {after:.4f}, {gain:.1%} below movie means (limit {GAIN:.0%})"
         tables = f"tables {'identical' if same else 'DIFFERENT'}"
         return prove(f"{rmse}, {tables}", gain >= GAIN and same)
@@ -231,7 +231,7 @@ def check_copies(path, own):
     if odd:
         if dist.get_rank() == 0:
             sentence = f"{path} is not the same on ranks {odd} as on rank 0"
-            print(f"{sentence}. Copy it again.", file=sys.stderr)
+            print(f"{sentence}. Copy the right one to all.", file=sys.stderr)
         dist.barrier()  # the first rank that ends may end the others
         sys.exit(1)
 
@@ -336,6 +336,9 @@ def parse_args():
     held = len(list(args.folder.glob("*.npy")))
     if held != files:
         parser.error(f"{args.folder} has {held} of its {files} files. Copy it again")
+    if args.sizes["ratings"] < 2 * files:
+        few = f"{args.sizes['ratings']} ratings are too few for {files} files"
+        parser.error(f"{few}. Write fewer with create_ratings.py --files")
     if files < ranks:
         todo = f"Write them with create_ratings.py --files {2 * ranks}"
         parser.error(f"{files} files are too few for {ranks} ranks. {todo}")

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs
+from accelerate.utils import GradientAccumulationPlugin, InitProcessGroupKwargs
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -158,8 +158,12 @@ def make_accelerator():
     # one GPU has no other number than 0.
     os.environ["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"
     # With Accelerate, ranks cannot share a GPU. If they would, all take the CPU.
+    # What is not said here, it takes from variables named ACCELERATE_...
     return Accelerator(
-        cpu=backend == "gloo", kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)]
+        cpu=backend == "gloo",
+        mixed_precision="no",
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)],
     )
 
 

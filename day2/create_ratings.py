@@ -63,6 +63,9 @@ def main(args):
     parts = read_csv(args.csv) if args.csv else generate(args.copies, args.seed)
     with safe_folder(args.folder) as folder:
         sizes, written = write(folder, parts, args)
+        if sizes["ratings"] < 2 * args.files:  # lesson 19 tests with one
+            few = f"{sizes['ratings']} ratings are too few for {args.files} files"
+            sys.exit(f"{few}: each needs 2, so take fewer --files")
     megabytes = sum(file.stat().st_size for file in args.folder.iterdir()) / 1e6
     print(f"{args.folder}: {megabytes:,.1f} MB")
     users, movies = sizes["users"] - 1, sizes["movies"] - 1

@@ -182,6 +182,20 @@ def test_the_losses_are_those_of_one_process(model, last, ranks, patched_script,
     assert_alike(*found)
 
 
+@FULL
+def test_a_smaller_last_batch_does_not_count_as_much(patched_script, tmp_path):
+    """Two ranks, with 500 images each, have 41 batches of 12 and one of 8: 40 make whole steps."""
+    file = patched_script(*before("13", without=["11"]))
+    part = "train_set = torch.utils.data.Subset(train_set, range(1000))"
+    file.write_text(file.read_text().replace("    test_set =", f"    {part}\n    test_set ="))
+    found = []
+    for steps in (100, 40):
+        how = options(*REPEATABLE, "--batch-size", 12, "--accumulate", 2, epochs=1, steps=steps)
+        output = output_of(run_ranks(2, file, *how, "--checkpoint", steps, cwd=tmp_path))
+        found.append(results(output)[0][2:])
+    assert found[0] == found[1]
+
+
 def test_tied_parameters_that_came_apart_stop_it(patched_script, tmp_path):
     file = patched_script(*before("15", without=["11"]))
     give_it_the_gpt(file, tie="pass")
@@ -255,12 +269,14 @@ def test_killed_it_resumes_as_if_nothing_had_been(last, patched_script, stream, 
 def test_only_the_same_training_is_continued(last, not_with, patched_script, tmp_path):
     def train(last, *more):
         file = patched_script(*before(last, without=["11"]))
+        paths = 'add("--sizes", nargs="*", type=__import__("pathlib").Path, default=[])'
+        file.write_text(file.read_text().replace('add("--save"', f'{paths}\n    add("--save"'))
         return run_ranks(2, file, *options(*more, epochs=1, steps=2), cwd=tmp_path)
 
     output = output_of(train(last))
     output = output_of(train(last))
     assert "checkpoint.pt: 1 epochs are done, 0 are left\n" in output
     assert "epoch 0" not in output
-    for box, more, name in ((last, ["--lr", 0.01], "lr"), (not_with, [], "sharded")):
+    for box, more, name in ((last, ["--sizes", 1, 3], "sizes"), (not_with, [], "sharded")):
         output = output_of(train(box, *more), 1)
         assert f"was written with a different {name}. Take another --checkpoint." in output
