@@ -44,6 +44,14 @@ def run(options):
 
 def nodes_of_job():
     """Return the names of the job's nodes. Exit if they could not meet."""
+    job = os.environ["SLURM_JOB_ID"]
+    if os.environ.get("SLURM_JOB_ID_HET_GROUP_0") == job:
+        words = "and the launcher starts ranks in one part only. Ask for nodes that are all the same"
+        sys.exit(f"Job {job} has parts that differ (a heterogeneous job), {words}, without a colon")
+    for name in ("SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE"):
+        if name not in os.environ:
+            words = "so this is no shell of a job. Get one with salloc, or: unset SLURM_JOB_ID"
+            sys.exit(f"SLURM_JOB_ID is {job}, but {name} is not set, {words}")
     show = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
     try:
         nodes = subprocess.check_output(show).decode().split()
