@@ -13,7 +13,7 @@ Usage: scripts/multinode_setup_and_run.sh [option]... FILE [argument of FILE]...
 
 Inside an allocation:
   salloc --nodes 2 --qos interactive --time 00:30:00 --ntasks-per-node=4 --cpus-per-task=32 \\
-    --constraint gpu --gpus-per-node 4 --account=<acc_name>_g
+    --constraint gpu --gpus-per-node 4 --account="<acc_name>_g"
   scripts/multinode_setup_and_run.sh 9
 
 Each rank gets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and LOCAL_WORLD_SIZE.
@@ -41,7 +41,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "scripts/multinode_setup_and_run.sh"
 NOT_IN_A_JOB = """This is not inside a Slurm allocation. Get one:
   salloc --nodes 2 --qos interactive --time 00:30:00 --ntasks-per-node=4 --cpus-per-task=32 \
---constraint gpu --gpus-per-node 4 --account=<acc_name>_g
+--constraint gpu --gpus-per-node 4 --account="<acc_name>_g"
 or simulate two nodes on this machine:
   scripts/multinode_setup_and_run.sh --local 2x2 """
 IN_A_STEP = """srun started this script, but it calls srun itself. Start it without srun, from the \

@@ -32,7 +32,7 @@ def run(options):
     by = "torchrun" if options.torchrun else "srun"
     print(f"nodes: {' '.join(nodes)}, ranks on each: {each}, in all: {sum(ranks)}")
     print(f"rendezvous: {address}:{port}, interface {interface}")
-    print(f"each rank: {cpus} CPUs, {os.environ['PYTHON']}, started by {by}", flush=True)
+    print(f"each rank: {cpus or 'less than 1'} CPUs, {os.environ['PYTHON']}, started by {by}", flush=True)
     os.environ.update(MASTER_ADDR=address, MASTER_PORT=port)
     os.environ["RANKS_PER_NODE"] = " ".join(map(str, ranks))
     command = ["srun", *srun, str(SCRIPT), "--as-task", *sys.argv[1:]]
