@@ -76,7 +76,7 @@ HETEROGENEOUS = {"SLURM_JOB_ID": "7", "SLURM_JOB_ID_HET_GROUP_0": "7"}
         (("--locale", "9"), {}, "There is no option --locale"),
         (("--local", "1", "nothing.py"), {}, "There is no lesson and no file 'nothing.py'"),
         (("9",), {"SLURM_JOB_ID": "7"}, "SLURM_JOB_ID is 7, but SLURM_JOB_NODELIST is not set, so"),
-        (("9",), HETEROGENEOUS, "Job 7 has parts that differ (a heterogeneous job), and the"),
+        (("9",), HETEROGENEOUS, "Job 7 has parts that differ (a heterogeneous job), and ran"),
         (("9",), STEP, "srun started this script, but it calls srun itself. Start it without"),
     ],
 )
