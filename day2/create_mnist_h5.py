@@ -161,8 +161,9 @@ def parse_args():
     add("--dataset", default="MNIST", help="one of torchvision's (MNIST)")
     add("--force", action="store_true", help="replace a file that is there")
     args = parser.parse_args()
-    if min(args.chunk_size, args.copies) < 1:
-        parser.error("chunk size and copies must be at least 1")
+    for name, number in vars(args).items():
+        if type(number) in (int, float) and not 0 < number < 2**31:  # nan
+            parser.error(f"{name} is {number}: too small, too large, or no number")
     if args.file is None:
         args.file = DATA / f"{args.dataset.lower()}.h5"
     return args

@@ -234,8 +234,10 @@ def parse_args():
     add("--seed", type=int, default=0, help="for the ratings and their order (0)")
     add("--force", action="store_true", help="replace files that are there")
     args = parser.parse_args()
-    if min(args.files, args.copies) < 1 or args.seed < 0:
-        parser.error("files and copies must be at least 1, the seed at least 0")
+    for name, number in vars(args).items():
+        least = 0 if name == "seed" else 1e-9
+        if type(number) in (int, float) and not least <= number < 2**31:  # nan
+            parser.error(f"{name} is {number}: too small, too large, or no number")
     return args
 
 

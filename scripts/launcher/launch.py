@@ -63,14 +63,23 @@ def nodes_and_ranks(text):
     if not re.fullmatch("[1-9][0-9]{0,3}(x[1-9][0-9]{0,3})?", text):
         raise argparse.ArgumentTypeError("must be N or NxM, such as 2x4: nodes, and ranks on each")
     nodes, _, each = text.partition("x")
+    if int(nodes) * int(each or 1) > 1000:
+        raise argparse.ArgumentTypeError("more than 1000 ranks are too many for one machine")
     return int(nodes), int(each or 1)
+
+
+def restarts(text):
+    """Return the number of --max-restarts."""
+    if not re.fullmatch("[0-9]{1,4}", text):
+        raise argparse.ArgumentTypeError("must be how often all ranks may start again, such as 3")
+    return int(text)
 
 
 def parse_args(words):
     """Return the options; .command is FILE and its arguments, as they were typed."""
     parser = Parser(allow_abbrev=False)
     parser.add_argument("--local", type=nodes_and_ranks)
-    parser.add_argument("--max-restarts", type=int)
+    parser.add_argument("--max-restarts", type=restarts)
     # The last two: what the launcher lets srun start, a task, and what tells it about a node.
     for flag in ("--torchrun", "--monitor", "--dry-run", "--as-task", "--as-probe"):
         parser.add_argument(flag, action="store_true")
@@ -100,6 +109,9 @@ def main():
     options = parse_args(sys.argv[1:])
     if options.as_probe:
         return slurm.print_probe()
+    limit = os.environ.get("DIST_TIMEOUT", "60")
+    if not limit.isdecimal() or not 0 < int(limit) < 2**31:
+        sys.exit(f"DIST_TIMEOUT is {limit}, not a number of seconds")
     wanted = options.command[0]
     options.command[0] = find_file(wanted)
     if options.as_task:
