@@ -586,7 +586,7 @@ def lock_folder(folder):
     """Keep other jobs out of this folder for as long as rank 0 lives."""
     folder.mkdir(parents=True, exist_ok=True)
     if dist.get_rank() == 0:
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):

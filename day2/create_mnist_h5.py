@@ -52,6 +52,8 @@ def main(args):
     """Load, write, read again, report."""
     if args.file.exists() and not args.force:
         sys.exit(f"{args.file} already exists. To write it again: --force")
+    if args.file.exists() and not args.file.is_file():
+        sys.exit(f"{args.file} is no ordinary file, so it stays")
     train_set, test_set = load_dataset(args.dataset)
     with safe_file(args.file) as file:
         write_images(file, train_set, test_set, args)
@@ -108,7 +110,7 @@ def safe_file(path):
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, stop)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(exist_ok=True)
         # With mode x a second writer of this file fails. Mode w would empty the file
         # that the first one has open.
         with h5py.File(temporary, "x") as file:

@@ -104,16 +104,17 @@ def safe_folder(folder):
 
     So nobody ever reads a half-written folder, and an older one stays until then.
     """
+    folder = folder.resolve()  # of a link, where it leads
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    names = ["sizes.json", "userId.txt", "movieId.txt"]
+    written = {*folder.glob("[0-9]*.npy"), *[folder / name for name in names]}
     try:
-        temporary.mkdir(parents=True)
+        if folder.exists() and set(folder.iterdir()) - written:
+            raise OSError("it holds other files")
+        temporary.mkdir()
         yield temporary
-        # Remove what an earlier run has written. If the folder holds more, that stays,
-        # and replace fails.
-        for old in folder.glob("[0-9]*.npy"):
-            old.unlink()
-        for name in ("sizes.json", "userId.txt", "movieId.txt"):
-            (folder / name).unlink(missing_ok=True)
+        for file in written:  # by an earlier run
+            file.unlink(missing_ok=True)
         temporary.replace(folder)
     except OSError as error:
         sys.exit(f"{folder} could not be written: {error}")

@@ -1,6 +1,7 @@
 """What a user can do to a lesson: bad arguments, other folders, no network."""
 
 import argparse
+import os
 import sys
 from unittest import mock
 
@@ -72,6 +73,26 @@ def test_a_script_refuses_what_it_cannot_compute(script, arguments, monkeypatch,
     with pytest.raises(SystemExit, match="2"):
         load(f"scripts/{script}.py").main()
     assert f"{script}: error: " in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_force_replaces_only_what_an_earlier_run_wrote(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    ratings = tmp_path / "ratings"
+    ratings.mkdir()
+    for name in ("0000.npy", "thesis.txt"):
+        (ratings / name).write_text("kept")
+    before = sorted(tmp_path.rglob("*"))
+    for lesson_id, options, says in (
+        ("create_mnist_h5", ["--file", tmp_path / "fifo"], "fifo is no ordinary file, so it stays"),
+        ("create_ratings", ["--folder", ratings], "could not be written: it holds other files"),
+        ("create_ratings", ["--folder", tmp_path / "fifo"], "could not be written: .*Not a dir"),
+        ("create_ratings", ["--folder", tmp_path / "no" / "such"], "could not be written: .*No su"),
+    ):
+        lesson = load_lesson(lesson_id)
+        argv = ["lesson", "--force", *map(str, options)]
+        with mock.patch.object(sys, "argv", argv), pytest.raises(SystemExit, match=says):
+            lesson.main(lesson.parse_args())
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_any_folder_will_do_and_no_network_is_needed(tmp_path):
