@@ -68,18 +68,11 @@ def nodes_and_ranks(text):
     return int(nodes), int(each or 1)
 
 
-def restarts(text):
-    """Return the number of --max-restarts."""
-    if not re.fullmatch("[0-9]{1,4}", text):
-        raise argparse.ArgumentTypeError("must be how often all ranks may start again, such as 3")
-    return int(text)
-
-
 def parse_args(words):
     """Return the options; .command is FILE and its arguments, as they were typed."""
     parser = Parser(allow_abbrev=False)
     parser.add_argument("--local", type=nodes_and_ranks)
-    parser.add_argument("--max-restarts", type=restarts)
+    parser.add_argument("--max-restarts", type=int)
     # The last two: what the launcher lets srun start, a task, and what tells it about a node.
     for flag in ("--torchrun", "--monitor", "--dry-run", "--as-task", "--as-probe"):
         parser.add_argument(flag, action="store_true")
@@ -89,6 +82,8 @@ def parse_args(words):
         parser.error(f"There is no option {unknown[0]}. See {SCRIPT} --help")
     if not options.command and not options.as_probe:
         parser.error(f"Name a lesson, for example: {SCRIPT} 9. See --help")
+    if options.max_restarts and options.max_restarts < 0:
+        parser.error("--max-restarts: must be 0 or more")
     options.torchrun = options.torchrun or options.max_restarts is not None
     return options
 

@@ -74,7 +74,7 @@ HETEROGENEOUS = {"SLURM_JOB_ID": "7", "SLURM_JOB_ID_HET_GROUP_0": "7"}
         ((), {}, "Name a lesson, for example: "),
         (("--local", "2x", "9"), {}, "--local: must be N or NxM"),
         (("--local", "1000x2", "9"), {}, "--local: more than 1000 ranks are too many for one"),
-        (("--max-restarts", "-1", "9"), {}, "--max-restarts: must be how often all ranks may"),
+        (("--max-restarts", "-1", "9"), {}, "--max-restarts: must be 0 or more"),
         (("--local", "2", "9"), {"DIST_TIMEOUT": "abc"}, "DIST_TIMEOUT is abc, not a number"),
         (("--locale", "9"), {}, "There is no option --locale"),
         (("--local", "1", "nothing.py"), {}, "There is no lesson and no file 'nothing.py'"),
