@@ -269,7 +269,7 @@ def launch(args):
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("processes", nargs="?", type=int, default=4, help="how many (4)")
+    add("processes", nargs="?", type=int, help="how many (4)")
     add("--epochs", type=int, default=1, help="epochs (1)")
     add("--batch-size", type=int, default=8, help="per process (8)")
     add("--lr", type=float, default=0.00125, help="learning rate (0.00125)")
@@ -278,8 +278,17 @@ def parse_args():
     add("--scaling", choices=["linear", "sqrt"], default="linear")
     add("--warm-up", type=int, default=8, help="steps of it (8)")
     args = parser.parse_args()
-    if min(args.processes, args.epochs, args.batch_size, args.images) < 1:
-        parser.error("processes, epochs, batch size and images must be at least 1")
+    for name, number in vars(args).items():
+        least = 0 if name in ("seed", "warm_up") else 1e-9
+        if type(number) in (int, float) and not least <= number < 2**31:  # nan
+            parser.error(f"{name} is {number}: too small, too large, or no number")
+    ranks = int(os.environ.get("WORLD_SIZE", args.processes or 4))
+    if not 0 < ranks <= 1000 or args.processes not in (None, ranks):
+        parser.error("processes must be 1 to 1000, or as many as torchrun started")
+    args.processes = ranks
+    timeout = os.environ.get("DIST_TIMEOUT", "60")
+    if not timeout.isdecimal() or not 0 < int(timeout) < 2**31:
+        parser.error(f"DIST_TIMEOUT is {timeout}, not a number of seconds")
     return args
 
 

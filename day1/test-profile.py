@@ -235,11 +235,18 @@ def launch(args):
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("processes", nargs="?", type=int, default=4, help="how many (4)")
+    add("processes", nargs="?", type=int, help="how many (4)")
     add("--bucket-mb", type=int, default=1, help="size of a bucket (1)")
     args = parser.parse_args()
-    if min(args.processes, args.bucket_mb) < 1:
-        parser.error("processes and bucket size must be at least 1")
+    if not 0 < args.bucket_mb < 2**31:
+        parser.error("bucket-mb must be at least 1")
+    ranks = int(os.environ.get("WORLD_SIZE", args.processes or 4))
+    if not 0 < ranks <= 1000 or args.processes not in (None, ranks):
+        parser.error("processes must be 1 to 1000, or as many as torchrun started")
+    args.processes = ranks
+    timeout = os.environ.get("DIST_TIMEOUT", "60")
+    if not timeout.isdecimal() or not 0 < int(timeout) < 2**31:
+        parser.error(f"DIST_TIMEOUT is {timeout}, not a number of seconds")
     return args
 
 

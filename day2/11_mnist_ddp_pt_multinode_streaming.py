@@ -403,8 +403,10 @@ def parse_args():
     add("--workers", type=int, default=1, help="processes that read, per rank (1)")
     add("--buffer", type=int, default=8, help="chunks shuffled together (8)")
     args = parser.parse_args()
-    if min(args.epochs, args.batch_size, args.buffer) < 1 or args.workers < 0:
-        parser.error("epochs, batch size and buffer must be at least 1, workers 0")
+    for name, number in vars(args).items():
+        least = 0 if name in ("seed", "workers") else 1e-9
+        if type(number) in (int, float) and not least <= number < 2**31:  # nan
+            parser.error(f"{name} is {number}: too small, too large, or no number")
     if "RANK" not in os.environ:
         parser.error("start this lesson with scripts/multinode_setup_and_run.sh")
     ranks = int(os.environ["WORLD_SIZE"])

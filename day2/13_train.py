@@ -591,7 +591,7 @@ def lock_folder(folder):
     """Keep other jobs out of this folder for as long as rank 0 lives."""
     folder.mkdir(parents=True, exist_ok=True)
     if dist.get_rank() == 0:
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
@@ -741,11 +741,11 @@ def parse_args():
     add("--max-steps", type=int, default=10**9, help="of each epoch (all)")
     add("--profile", type=int, default=0, help="steps, for a trace (0)")
     args = parser.parse_args()
-    counts = [args.epochs, args.global_batch_size, args.batch_size, args.warm_up]
-    counts += [args.log_every, args.max_steps, args.lr, args.clip]
-    not_negative = [args.workers or 0, args.decay, args.profile, args.save_minutes]
-    if not (all(x > 0 for x in counts) and all(x >= 0 for x in not_negative)):  # nan
-        parser.error("a number is too small: most must be more than 0")
+    may_be_0 = ["workers", "decay", "profile", "save_minutes", "seed"]
+    for name, number in vars(args).items():
+        least = 0 if name in may_be_0 else 1e-9
+        if type(number) in (int, float) and not least <= number < 2**31:  # nan
+            parser.error(f"{name} is {number}: too small, too large, or no number")
     ranks = int(os.environ["WORLD_SIZE"])
     most = math.ceil(args.global_batch_size / ranks)  # samples of a rank in a step
     args.accumulate = math.ceil(most / args.batch_size)

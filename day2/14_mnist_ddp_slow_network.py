@@ -339,8 +339,10 @@ def parse_args():
     add("--seed", type=int, default=0, help="for weights and order (0)")
     add("--max-steps", type=int, default=64, help="in each way (64)")
     args = parser.parse_args()
-    if min(args.batch_size, args.max_steps) < 1:
-        parser.error("batch size and max-steps must be at least 1")
+    for name, number in vars(args).items():
+        least = 0 if name == "seed" else 1e-9
+        if type(number) in (int, float) and not least <= number < 2**31:  # nan
+            parser.error(f"{name} is {number}: too small, too large, or no number")
     if "RANK" not in os.environ:
         parser.error("start this lesson with scripts/multinode_setup_and_run.sh")
     return args

@@ -174,7 +174,7 @@ def compare_all_three(by_hand, sharded, whole):
     pieces = [*model.layers[0].parameters(), *model.positions.parameters()]
     limit = part + held(pieces)
     formula = [part, part, 2 * part, limit, 3 * (ranks - 1) * part]
-    gap = max((run[0] - losses).abs().max().item() for run in (by_hand, sharded))
+    gap = (torch.stack([by_hand[0], sharded[0]]) - losses).abs().max().item()
     most = max(run[1][3] for run in (by_hand, sharded))
     claim = f"{ranks} ranks: losses within {gap:.0e} of one process"
     claim += f" (limit {ROUNDING:.0e}), parameters at most {most / 1e6:.3f} MB"
@@ -354,10 +354,13 @@ def parse_args():
     add("--lr", type=float, default=0.003, help="learning rate (0.003)")
     add("--max-steps", type=int, default=20, help="end after so many steps (20)")
     args = parser.parse_args()
+    for name, number in vars(args).items():
+        if type(number) in (int, float) and not 0 < number < 2**31:  # nan
+            parser.error(f"{name} is {number}: too small, too large, or no number")
     if "RANK" not in os.environ:
         parser.error("start this lesson with scripts/multinode_setup_and_run.sh")
     ranks = int(os.environ["WORLD_SIZE"])
-    if args.batch_size < 1 or args.batch_size % ranks or WIDTH % ranks:
+    if args.batch_size % ranks or WIDTH % ranks:
         shares = f"{args.batch_size} pieces of text and {WIDTH} rows"
         parser.error(f"{ranks} ranks cannot share {shares} evenly")
     return args

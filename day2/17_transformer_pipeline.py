@@ -169,7 +169,7 @@ def prove(claim, holds):
 def prove_schedules(runs, expected):
     """Print the proof: losses as those expected, and counts as the formulas say."""
     losses, idle, held, messages, right = zip(*runs.values())
-    gap = max((found - expected)[:20].abs().max().item() for found in losses)
+    gap = (torch.stack(losses) - expected)[:, :20].abs().max().item()
     claim = f"{' and '.join(runs)}: losses within {gap:.0e} of one process"
     claim += f" (limit {ROUNDING:.0e}), idle {idle[0]} of slots, at most"
     claim += f" {' and '.join(held)} micro-batches held, {messages[0]} messages"
@@ -335,8 +335,9 @@ def parse_args():
     add("--lr", type=float, default=0.003, help="learning rate (0.003)")
     add("--max-steps", type=int, default=40, help="end after so many steps (40)")
     args = parser.parse_args()
-    if min(args.batch_size, args.micro_batches, args.max_steps) < 1:
-        parser.error("batch size, micro-batches and steps must be at least 1")
+    for name, number in vars(args).items():
+        if type(number) in (int, float) and not 0 < number < 2**31:  # nan
+            parser.error(f"{name} is {number}: too small, too large, or no number")
     if args.batch_size % args.micro_batches or args.batch_size > 1280:
         parser.error("the micro-batches must divide the batch evenly, up to 1280")
     if "RANK" not in os.environ:

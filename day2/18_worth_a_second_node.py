@@ -339,7 +339,7 @@ def parse_args():
         parser.error = lambda message: sys.exit(2)
     parser.add_argument("--batch-size", type=int, default=128, help="per process (128)")
     args = parser.parse_args()
-    if args.batch_size < 1:
+    if not 0 < args.batch_size < 2**31:
         parser.error("batch size must be at least 1")
     if "RANK" not in os.environ:
         parser.error("start this lesson with scripts/multinode_setup_and_run.sh")

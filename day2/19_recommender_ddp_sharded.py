@@ -324,8 +324,10 @@ def parse_args():
     add("--folder", type=Path, default=RATINGS, help="made by create_ratings.py")
     add("--factors", type=int, default=8, help="per user and movie (8)")
     args = parser.parse_args()
-    if min(args.epochs, args.batch_size) < 1 or args.factors < 0:
-        parser.error("epochs and batch size must be at least 1, factors 0")
+    for name, number in vars(args).items():
+        least = 0 if name in ("seed", "factors") else 1e-9
+        if type(number) in (int, float) and not least <= number < 2**31:  # nan
+            parser.error(f"{name} is {number}: too small, too large, or no number")
     if "RANK" not in os.environ:
         parser.error("start this lesson with scripts/multinode_setup_and_run.sh")
     sizes = args.folder / "sizes.json"

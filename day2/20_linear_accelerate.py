@@ -236,8 +236,10 @@ def parse_args():
     add("--lr", type=float, default=0.001, help="learning rate (0.001)")
     add("--seed", type=int, default=0, help="for weights and points (0)")
     args = parser.parse_args()
-    if min(args.epochs, args.batch_size) < 1:
-        parser.error("epochs and batch size must be at least 1")
+    for name, number in vars(args).items():
+        least = 0 if name == "seed" else 1e-9
+        if type(number) in (int, float) and not least <= number < 2**31:  # nan
+            parser.error(f"{name} is {number}: too small, too large, or no number")
     most = 1000 // ranks
     if args.batch_size > most:
         points = "there are 1000 points for all ranks"

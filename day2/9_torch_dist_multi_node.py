@@ -168,7 +168,7 @@ def parse_args():
         parser.error = lambda message: sys.exit(2)
     add("--rounds", type=int, default=5, help="to measure each size (5)")
     args = parser.parse_args()
-    if args.rounds < 1:
+    if not 0 < args.rounds < 2**31:
         parser.error("rounds must be at least 1")
     if "RANK" not in os.environ:
         parser.error("start this lesson with scripts/multinode_setup_and_run.sh")

@@ -18,6 +18,8 @@ def main():
     parser.add_argument("--steps", type=int, default=10, help="that decide (10)")
     parser.add_argument("--limit", type=float, default=1e-5, help="for bf16 2e-3 (1e-05)")
     args = parser.parse_args()
+    if args.steps < 1 or not 0 <= args.limit < np.inf:
+        parser.error("--steps must be at least 1, and --limit 0 or more")
     own, other = (read(folder) for folder in args.runs)
     both = [step for step in own if step in other]
     if not both:
