@@ -59,11 +59,12 @@ def start_processes(world_size):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Several processes, one sum.")
-    parser.add_argument("processes", type=int, nargs="?", default=4, help="(4)")
+    parser.add_argument("processes", type=int, nargs="?", help="(4)")
     args = parser.parse_args()
-    if args.processes < 1:
-        parser.error("there must be at least 1 process")
+    ranks = int(os.environ.get("WORLD_SIZE", args.processes or 4))
+    if not 0 < ranks <= 1000 or args.processes not in (None, ranks):
+        parser.error("processes must be 1 to 1000, or as many as torchrun started")
     if "RANK" in os.environ:  # torchrun has started this process, with all variables
-        run(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+        run(int(os.environ["RANK"]), ranks)
     else:
-        start_processes(args.processes)
+        start_processes(ranks)

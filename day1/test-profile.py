@@ -179,7 +179,7 @@ def start(args):
     """Run as one rank: join the process group, call main, leave the group."""
     # Variables tell a process who it is. LOCAL_RANK: its number on this node. The other
     # four, RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, are for init_process_group.
-    local_rank = int(os.environ["LOCAL_RANK"])
+    local_rank = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))  # Kubernetes
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this node
     device, backend = choose_device(local_rank, ranks_here)
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
@@ -204,6 +204,9 @@ def start_rank(rank, args):
 
 def launch(args):
     """Start the ranks on this machine, with the variables that torchrun would set."""
+    copies = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE", "1")
+    if copies != "1":
+        sys.exit(f"mpirun has started this {copies} times: use torchrun instead")
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends all, with no traceback
     world_size = str(args.processes)
     os.environ.update(WORLD_SIZE=world_size, LOCAL_WORLD_SIZE=world_size)
@@ -232,11 +235,18 @@ def launch(args):
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("processes", nargs="?", type=int, default=4, help="how many (4)")
+    add("processes", nargs="?", type=int, help="how many (4)")
     add("--bucket-mb", type=int, default=1, help="size of a bucket (1)")
     args = parser.parse_args()
-    if min(args.processes, args.bucket_mb) < 1:
-        parser.error("processes and bucket size must be at least 1")
+    if not 0 < args.bucket_mb < 2**31:
+        parser.error("bucket-mb must be at least 1")
+    ranks = int(os.environ.get("WORLD_SIZE", args.processes or 4))
+    if not 0 < ranks <= 1000 or args.processes not in (None, ranks):
+        parser.error("processes must be 1 to 1000, or as many as torchrun started")
+    args.processes = ranks
+    timeout = os.environ.get("DIST_TIMEOUT", "60")
+    if not timeout.isdecimal() or not 0 < int(timeout) < 2**31:
+        parser.error(f"DIST_TIMEOUT is {timeout}, not a number of seconds")
     return args
 
 

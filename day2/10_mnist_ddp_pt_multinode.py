@@ -93,7 +93,7 @@ def start(args):
     """Run as one rank: join the process group, call main, leave the group."""
     # Variables tell a process who it is. LOCAL_RANK: its number on this node. The other
     # four, RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, are for init_process_group.
-    local_rank = int(os.environ["LOCAL_RANK"])
+    local_rank = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))  # Kubernetes
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this node
     device, backend = choose_device(local_rank, ranks_here)
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
@@ -225,8 +225,10 @@ def parse_args():
     add("--seed", type=int, default=0, help="for weights and order (0)")
     add("--max-steps", type=int, help="end each epoch after so many steps")
     args = parser.parse_args()
-    if min(args.epochs, args.batch_size) < 1:
-        parser.error("epochs and batch size must be at least 1")
+    for name, number in vars(args).items():
+        least = 0 if name == "seed" else 1e-9
+        if type(number) in (int, float) and not least <= number < 2**31:  # nan
+            parser.error(f"{name} is {number}: too small, too large, or no number")
     if "RANK" not in os.environ:
         parser.error("start this lesson with scripts/multinode_setup_and_run.sh")
     return args

@@ -294,7 +294,7 @@ def check_copies(path, own):
     if odd:
         if dist.get_rank() == 0:
             sentence = f"{path} is not the same on ranks {odd} as on rank 0"
-            print(f"{sentence}. Copy it again.", file=sys.stderr)
+            print(f"{sentence}. Copy the right one to all.", file=sys.stderr)
         dist.barrier()  # the first rank that ends may end the others
         sys.exit(1)
 
@@ -372,7 +372,7 @@ def start(args):
     """Run as one rank: join the process group, call main, leave the group."""
     # Variables tell a process who it is. LOCAL_RANK: its number on this node. The other
     # four, RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, are for init_process_group.
-    local_rank = int(os.environ["LOCAL_RANK"])
+    local_rank = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))  # Kubernetes
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this node
     device, backend = choose_device(local_rank, ranks_here)
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
@@ -403,8 +403,10 @@ def parse_args():
     add("--workers", type=int, default=1, help="processes that read, per rank (1)")
     add("--buffer", type=int, default=8, help="chunks shuffled together (8)")
     args = parser.parse_args()
-    if min(args.epochs, args.batch_size, args.buffer) < 1 or args.workers < 0:
-        parser.error("epochs, batch size and buffer must be at least 1, workers 0")
+    for name, number in vars(args).items():
+        least = 0 if name in ("seed", "workers") else 1e-9
+        if type(number) in (int, float) and not least <= number < 2**31:  # nan
+            parser.error(f"{name} is {number}: too small, too large, or no number")
     if "RANK" not in os.environ:
         parser.error("start this lesson with scripts/multinode_setup_and_run.sh")
     ranks = int(os.environ["WORLD_SIZE"])

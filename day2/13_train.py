@@ -26,7 +26,7 @@ import sys
 import time
 import traceback
 import warnings
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from functools import partial
 from hashlib import sha256
@@ -43,6 +43,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, Subset
 from torch.utils.tensorboard import SummaryWriter
 from torchvision import datasets, models
@@ -166,10 +167,10 @@ class Trainer:
         torch.manual_seed(args.seed)  # for a random split: the same on every rank
         train_set, test_set = build_data(args)
         self.sets = {"train": train_set, "test": test_set}
-        self.epoch_steps = len(train_set) // args.global_batch_size
-        self.epoch_steps = min(self.epoch_steps, args.max_steps)
-        if self.epoch_steps == 0:
-            raise Problem(f"{len(train_set)} samples are less than a global batch")
+        self.epoch_steps = min(len(train_set) // args.global_batch_size, args.max_steps)
+        if self.epoch_steps == 0 or len(test_set) == 0:
+            sizes = f"{len(train_set)} samples to train with, {len(test_set)} to test"
+            raise Problem(f"{sizes}: less than a global batch, or none")
         self.steps = args.epochs * self.epoch_steps
         self.step = 0  # of the whole training
         self.batches = []  # what the loader reads next: lists of (set, epoch, index)
@@ -195,7 +196,7 @@ class Trainer:
         rounded = args.precision == "bf16"
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=rounded)
         self.options = {name: str(value) for name, value in vars(args).items()}
-        self.options |= {name: digest_of(data, name) for name in self.sets}
+        self.options |= {name: digest_of(data, name, args) for name in self.sets}
         for name, tensor in self.model.state_dict().items():
             self.options[f"the shape of {name}"] = str([*tensor.shape])
         self.losses = []  # of the steps that are not in the log yet
@@ -253,8 +254,7 @@ class Trainer:
 
     def load(self, name, epoch, batches):
         """Return an iterator over these batches of a data set, given as indices."""
-        indices = [batch.tolist() for batch in batches]
-        self.batches[:] = [[(name, epoch, i) for i in batch] for batch in indices]
+        self.batches[:] = [[(name, epoch, i) for i in x.tolist()] for x in batches]
         # Workers inherit this, so they read on when all processes of a job are told
         # to stop, and their rank still takes a step and saves.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -285,8 +285,7 @@ class Trainer:
         loss, weight = sums
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         torch._foreach_mul_(gradients, dist.get_world_size() / weight)
-        parameters = self.model.parameters()
-        self.norm = nn.utils.clip_grad_norm_(parameters, self.args.clip)
+        self.norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.args.clip)
         factor = schedule(self.step, self.steps, self.args)
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
@@ -314,9 +313,7 @@ class Trainer:
         self.report(self.step, values, title)
         for step, value in enumerate([*losses, values["gradient"]], start=first):
             if not math.isfinite(value):
-                raise Problem(
-                    f"a loss or gradient was {value} in step {step} or before"
-                )
+                raise Problem(f"a loss or gradient was {value} by step {step}")
         self.begin = time.perf_counter()
         self.waited = 0
 
@@ -345,8 +342,7 @@ class Trainer:
         loss, right = loss / weight, right / weight
         values = {"test loss": loss, "accuracy": right}
         self.report(self.step, values, f"test of {tested:,.0f}")
-        epoch_ends = self.step > 0 and self.step % self.epoch_steps == 0
-        if epoch_ends and loss < self.best:
+        if self.step > 0 and self.step % self.epoch_steps == 0 and loss < self.best:
             self.best = loss
             self.export("best.safetensors")
         return int(tested), right
@@ -389,11 +385,10 @@ class Trainer:
         folder = self.args.checkpoint_dir
         found = [self.options, checkpoints(folder)]
         dist.broadcast_object_list(found)  # all ranks take rank 0's
-        wrong = [x for x in differences(found[0], self.options) if x[0] not in OWN]
-        if wrong:
-            name, there, here = wrong[0]
-            rank = dist.get_rank()
-            raise Problem(f"{name} differs: on rank 0 {there}, on rank {rank} {here}")
+        for name, there, here in differences(found[0], self.options):
+            if name not in OWN:
+                others = f"on rank {dist.get_rank()} {here}"
+                raise Problem(f"{name} differs: on rank 0 {there}, {others}")
         logging.disable(logging.WARNING)  # dcp's, with tracebacks
         for path in found[1]:
             try:
@@ -456,10 +451,11 @@ class Trainer:
 # ---- Shared helpers, identical in every lesson
 
 DATA = Path(__file__).parents[1] / "data"
-# Slurm, torchrun, Ctrl-C: save, the end is near.
+# Slurm, torchrun, Ctrl-C, a closed terminal: save, the end is near.
 SIGNALS = [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT]
-# For collectives and data workers.
-TIMEOUT = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 300)))
+if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup has it ignored
+    SIGNALS.append(signal.SIGHUP)
+TIMEOUT = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 300)))  # workers', too
 # Options that may differ: on each rank; at each start. (train and test: the data)
 OWN = ["data", "workers", "checkpoint_dir"]
 MAY_CHANGE = [*OWN, "epochs", "test", "save_minutes", "batch_size", "accumulate", "lr"]
@@ -478,10 +474,7 @@ def last_line(error):
 
 
 class Seeded(Dataset):
-    """Data sets whose random changes depend only on seed, epoch and sample.
-
-    So they are the same on any rank, in any worker, and after a restart.
-    """
+    """Data sets whose random changes depend on seed, epoch and sample, and no more."""
 
     def __init__(self, sets, seed):
         self.sets = sets
@@ -500,19 +493,29 @@ class Seeded(Dataset):
             raise Problem(f"{where} cannot be read: {cause}") from None
 
 
-def digest_of(data, name):
-    """Return how many samples a data set has, and a digest that tells it from others.
-
-    It is of ten samples, and of the names of pictures, but not of what is in all files.
-    """
+def digest_of(data, name, args):
+    """Return how many samples a set has, and a digest of ten and of pictures' names."""
     samples = data.sets[name]
-    some = [data[name, 0, i] for i in range(0, len(samples), len(samples) // 10 + 1)]
-    text = str(some)
-    if isinstance(samples, datasets.DatasetFolder):
-        # Without its folder, which may have another name on each node.
+    keys = [(name, 0, i) for i in range(0, len(samples), len(samples) // 10 + 1)]
+    # In a worker: a file that the rank opened now would be shared by all its workers.
+    one = {"num_workers": min(1, args.workers)}
+    one["timeout"] = one["num_workers"] * TIMEOUT.total_seconds()
+    loader = DataLoader(data, None, sampler=keys * 2, **one)
+    digests = [sha256(str(tree_map(bits_of, x)).encode()).hexdigest() for x in loader]
+    if digests[len(keys) :] != digests[: len(keys)]:  # the same seed, another sample
+        raise Problem(f"{name}: draw what is random from torch, not numpy or random")
+    text = str(digests)
+    if isinstance(samples, datasets.DatasetFolder):  # its folder's name may differ
         text += str(samples.samples).replace(str(samples.root), "")
-    digest = sha256(text.encode()).hexdigest()
-    return f"{len(samples):,} samples with digest {digest[:8]}"
+    digest = sha256(text.encode()).hexdigest()[:8]
+    return f"{len(samples):,} samples with digest {digest}"
+
+
+def bits_of(value):
+    """Return all bits of a tensor, and anything else as it is."""
+    if not torch.is_tensor(value):
+        return value
+    return value.detach().to_dense().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def wrap(model, parts, device, args):
@@ -524,11 +527,12 @@ def wrap(model, parts, device, args):
         wrapped = DistributedDataParallel(model.to(device))
         # DDP regroups its messages after the first backward, and from then on it rounds
         # sums of three ranks differently. Do it now, so every start rounds the same.
-        forward = model.forward
-        model.forward = lambda: sum(p.sum() for p in model.parameters())
-        wrapped().backward()
-        model.forward = forward
-        model.zero_grad()
+        if not any(getattr(module, "sparse", False) for module in model.modules()):
+            forward = model.forward
+            model.forward = lambda: sum(p.real.sum() for p in model.parameters())
+            wrapped().backward()
+            model.forward = forward
+            model.zero_grad()
         return wrapped
     weights = model.state_dict()  # on rank 0; the others have no memory for them yet
     policy = MixedPrecisionPolicy()
@@ -579,14 +583,15 @@ def prove(claim, holds):
 def show(line):
     """Print a line, on rank 0."""
     if dist.get_rank() == 0:
-        print(line, flush=True)
+        with suppress(OSError):  # the terminal may be closed
+            print(line, flush=True)
 
 
 def lock_folder(folder):
     """Keep other jobs out of this folder for as long as rank 0 lives."""
     folder.mkdir(parents=True, exist_ok=True)
     if dist.get_rank() == 0:
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
@@ -607,9 +612,8 @@ def checkpoints(folder):
 
 def differences(there, here):
     """Return what differs in two dicts: [(name, value there, value here), ...]."""
-    both = {**there, **here}
-    pairs = [(name, there.get(name), here.get(name)) for name in both]
-    return [pair for pair in pairs if pair[1] != pair[2]]
+    names = [x for x in {**there, **here} if there.get(x) != here.get(x)]
+    return [(name, there.get(name), here.get(name)) for name in names]
 
 
 def choose_device(local_rank, local_world_size):
@@ -639,7 +643,10 @@ def name_rank():
     """Set torchrun's variables: srun has started this rank, or it is the only one."""
     given = os.environ
     ranks = given.get("SLURM_STEP_NUM_TASKS", "1")
-    if ranks == "1":
+    copies = given.get("OMPI_COMM_WORLD_SIZE") or given.get("PMI_SIZE", "1")
+    if copies not in ("1", ranks):  # in a step, srun may set PMI_SIZE
+        sys.exit(f"mpirun has started this {copies} times: see day2/NODES.md")
+    if ranks == "1" or sys.stdin.isatty():  # python, typed in a shell of srun --pty
         given.update(RANK="0", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", WORLD_SIZE="1")
         return
     given.update(RANK=given["SLURM_PROCID"], LOCAL_RANK=given["SLURM_LOCALID"])
@@ -734,18 +741,17 @@ def parse_args():
     add("--max-steps", type=int, default=10**9, help="of each epoch (all)")
     add("--profile", type=int, default=0, help="steps, for a trace (0)")
     args = parser.parse_args()
-    counts = [args.epochs, args.global_batch_size, args.batch_size, args.warm_up]
-    counts += [args.log_every, args.max_steps, args.lr, args.clip]
-    not_negative = [args.workers or 0, args.decay, args.profile, args.save_minutes]
-    if not (all(x > 0 for x in counts) and all(x >= 0 for x in not_negative)):  # nan
-        parser.error("a number is too small: most must be more than 0")
+    may_be_0 = ["workers", "decay", "profile", "save_minutes", "seed"]
+    for name, number in vars(args).items():
+        least = 0 if name in may_be_0 else 1e-9
+        if type(number) in (int, float) and not least <= number < 2**31:  # nan
+            parser.error(f"{name} is {number}: too small, too large, or no number")
     ranks = int(os.environ["WORLD_SIZE"])
     most = math.ceil(args.global_batch_size / ranks)  # samples of a rank in a step
     args.accumulate = math.ceil(most / args.batch_size)
     if args.global_batch_size < ranks * args.accumulate:
         parser.error(f"{args.global_batch_size} samples are too few for {ranks} ranks")
-    old = not hasattr(FSDPModule, "set_force_sum_reduction_for_comms")
-    if args.shard and old:
+    if args.shard and not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
         parser.error("--shard needs torch 2.8")
     return args
 
@@ -753,4 +759,5 @@ def parse_args():
 if __name__ == "__main__":
     if "RANK" not in os.environ:
         name_rank()
+    os.environ.setdefault("LOCAL_RANK", os.environ["RANK"])  # Kubernetes gives none
     sys.exit(run(parse_args()))

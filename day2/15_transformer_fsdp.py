@@ -32,6 +32,11 @@ class ByHand:
         # What is frozen stays whole. What a piece inside this one has divided holds 0.
         self.whole = [x for x in piece.parameters() if x.requires_grad and held([x])]
         assert len({x.dtype for x in self.whole}) == 1, "nothing to train or two dtypes"
+        self.piece = piece
+        self.trained = [x.requires_grad for x in piece.parameters()]  # False: frozen
+        all_ranks = [None] * dist.get_world_size()
+        dist.all_gather_object(all_ranks, self.trained)
+        assert all(x == self.trained for x in all_ranks), "ranks froze other layers"
         self.flat = flatten(self.whole)
         part = self.flat.chunk(dist.get_world_size())[dist.get_rank()]
         self.part = nn.Parameter(part.clone())  # all that stays on this rank
@@ -46,6 +51,8 @@ class ByHand:
     def gather(self, *from_hook):
         """Before the piece computes, make it whole: each rank sends its part."""
         assert all(x.grad is None for x in self.whole), "freeze what the loss ignores"
+        trained = [x.requires_grad for x in self.piece.parameters()]
+        assert trained == self.trained, "frozen or unfrozen: divide the model again"
         self.flat.untyped_storage().resize_(self.flat.nbytes)
         dist.all_gather_into_tensor(self.flat, self.part.detach())
 
@@ -68,7 +75,7 @@ class ByHand:
 
 def flatten(tensors):
     """Return all tensors as one vector, padded so that N equal parts make it up."""
-    flat = nn.utils.parameters_to_vector(tensors).detach()
+    flat = torch.cat([x.detach().flatten() for x in tensors])
     return F.pad(flat, (0, -len(flat) % dist.get_world_size()))
 
 
@@ -167,7 +174,7 @@ def compare_all_three(by_hand, sharded, whole):
     pieces = [*model.layers[0].parameters(), *model.positions.parameters()]
     limit = part + held(pieces)
     formula = [part, part, 2 * part, limit, 3 * (ranks - 1) * part]
-    gap = max((run[0] - losses).abs().max().item() for run in (by_hand, sharded))
+    gap = (torch.stack([by_hand[0], sharded[0]]) - losses).abs().max().item()
     most = max(run[1][3] for run in (by_hand, sharded))
     claim = f"{ranks} ranks: losses within {gap:.0e} of one process"
     claim += f" (limit {ROUNDING:.0e}), parameters at most {most / 1e6:.3f} MB"
@@ -184,6 +191,7 @@ def prove(claim, holds):
 def count_bytes(name, meter, optimizer, train_set, device):
     """Take one more step. Print and return the bytes that this rank holds and sends."""
     parts = meter.parts = optimizer.param_groups[0]["params"]
+    meter.sent = 0  # not what dividing has sent
     with meter:
         train_steps(meter.model, [train_set[:4]], optimizer, device)
     states = [x for state in optimizer.state.values() for x in state.values()]
@@ -320,7 +328,7 @@ def start(args):
     """Run as one rank: join the process group, call main, leave the group."""
     # Variables tell a process who it is. LOCAL_RANK: its number on this node. The other
     # four, RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, are for init_process_group.
-    local_rank = int(os.environ["LOCAL_RANK"])
+    local_rank = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))  # Kubernetes
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this node
     device, backend = choose_device(local_rank, ranks_here)
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
@@ -346,10 +354,13 @@ def parse_args():
     add("--lr", type=float, default=0.003, help="learning rate (0.003)")
     add("--max-steps", type=int, default=20, help="end after so many steps (20)")
     args = parser.parse_args()
+    for name, number in vars(args).items():
+        if type(number) in (int, float) and not 0 < number < 2**31:  # nan
+            parser.error(f"{name} is {number}: too small, too large, or no number")
     if "RANK" not in os.environ:
         parser.error("start this lesson with scripts/multinode_setup_and_run.sh")
     ranks = int(os.environ["WORLD_SIZE"])
-    if args.batch_size < 1 or args.batch_size % ranks or WIDTH % ranks:
+    if args.batch_size % ranks or WIDTH % ranks:
         shares = f"{args.batch_size} pieces of text and {WIDTH} rows"
         parser.error(f"{ranks} ranks cannot share {shares} evenly")
     return args

@@ -173,7 +173,7 @@ def prove_split(runs, alone, mesh, args):
     data, tensor = mesh.shape
     right = by_formula(data, tensor, args.batch_size)
     holds = all(counts == right for _, counts in runs)
-    gap = max((losses - alone)[:20].abs().max().item() for losses, _ in runs)
+    gap = (torch.stack([run[0] for run in runs]) - alone)[:, :20].abs().max().item()
     claim = f"mesh {data} x {tensor}: losses within {gap:.0e} of one process"
     claim += f" (limit {ROUNDING:.0e}), {right[0]:,} parameters a rank, messages"
     claim += f" {'' if holds else 'NOT '}as the formula says"
@@ -329,7 +329,7 @@ def start(args):
     """Run as one rank: join the process group, call main, leave the group."""
     # Variables tell a process who it is. LOCAL_RANK: its number on this node. The other
     # four, RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, are for init_process_group.
-    local_rank = int(os.environ["LOCAL_RANK"])
+    local_rank = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))  # Kubernetes
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this node
     device, backend = choose_device(local_rank, ranks_here)
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
@@ -356,8 +356,9 @@ def parse_args():
     add("--lr", type=float, default=0.003, help="learning rate (0.003)")
     add("--max-steps", type=int, default=20, help="end after so many steps (20)")
     args = parser.parse_args()
-    if args.max_steps < 1:
-        parser.error("it needs at least 1 step")
+    for name, number in vars(args).items():
+        if type(number) in (int, float) and not 0 < number < 2**31:  # nan
+            parser.error(f"{name} is {number}: too small, too large, or no number")
     if "RANK" not in os.environ:
         parser.error("start this lesson with scripts/multinode_setup_and_run.sh")
     ranks = int(os.environ["WORLD_SIZE"])

@@ -144,7 +144,7 @@ def main(device, args):
     same = identical_on_all_ranks(model)
     if dist.get_rank() == 0:
         write_scalars(losses, stream.global_batch_size)
-        gain = 1 - after / before
+        gain = 1 - after / before if before else 0.0  # 0: all ratings are equal
         rmse = f"RMSE {after:.4f}, {gain:.1%} below movie means (limit {GAIN:.0%})"
         tables = f"tables {'identical' if same else 'DIFFERENT'}"
         return prove(f"{rmse}, {tables}", gain >= GAIN and same)
@@ -231,7 +231,7 @@ def check_copies(path, own):
     if odd:
         if dist.get_rank() == 0:
             sentence = f"{path} is not the same on ranks {odd} as on rank 0"
-            print(f"{sentence}. Copy it again.", file=sys.stderr)
+            print(f"{sentence}. Copy the right one to all.", file=sys.stderr)
         dist.barrier()  # the first rank that ends may end the others
         sys.exit(1)
 
@@ -294,7 +294,7 @@ def start(args):
     """Run as one rank: join the process group, call main, leave the group."""
     # Variables tell a process who it is. LOCAL_RANK: its number on this node. The other
     # four, RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, are for init_process_group.
-    local_rank = int(os.environ["LOCAL_RANK"])
+    local_rank = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))  # Kubernetes
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this node
     device, backend = choose_device(local_rank, ranks_here)
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
@@ -324,8 +324,10 @@ def parse_args():
     add("--folder", type=Path, default=RATINGS, help="made by create_ratings.py")
     add("--factors", type=int, default=8, help="per user and movie (8)")
     args = parser.parse_args()
-    if min(args.epochs, args.batch_size) < 1 or args.factors < 0:
-        parser.error("epochs and batch size must be at least 1, factors 0")
+    for name, number in vars(args).items():
+        least = 0 if name in ("seed", "factors") else 1e-9
+        if type(number) in (int, float) and not least <= number < 2**31:  # nan
+            parser.error(f"{name} is {number}: too small, too large, or no number")
     if "RANK" not in os.environ:
         parser.error("start this lesson with scripts/multinode_setup_and_run.sh")
     sizes = args.folder / "sizes.json"
@@ -336,6 +338,9 @@ def parse_args():
     held = len(list(args.folder.glob("*.npy")))
     if held != files:
         parser.error(f"{args.folder} has {held} of its {files} files. Copy it again")
+    if args.sizes["ratings"] < 2 * files:
+        few = f"{args.sizes['ratings']} ratings are too few for {files} files"
+        parser.error(f"{few}. Write fewer with create_ratings.py --files")
     if files < ranks:
         todo = f"Write them with create_ratings.py --files {2 * ranks}"
         parser.error(f"{files} files are too few for {ranks} ranks. {todo}")

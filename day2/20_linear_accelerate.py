@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs
+from accelerate.utils import GradientAccumulationPlugin, InitProcessGroupKwargs
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -145,6 +145,11 @@ def make_points(count, seed):
 
 def make_accelerator():
     """Return an Accelerator for this rank. It reads the launcher's variables itself."""
+    copies = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE", "1")
+    if "RANK" in os.environ:  # Kubernetes gives no LOCAL_RANK, and Accelerate needs it
+        os.environ.setdefault("LOCAL_RANK", os.environ["RANK"])
+    elif copies != "1":
+        sys.exit(f"mpirun has started this {copies} times: use torchrun instead")
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this node
     _, backend = choose_device(local_rank, ranks_here)
@@ -153,8 +158,12 @@ def make_accelerator():
     # one GPU has no other number than 0.
     os.environ["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"
     # With Accelerate, ranks cannot share a GPU. If they would, all take the CPU.
+    # What is not said here, it takes from variables named ACCELERATE_...
     return Accelerator(
-        cpu=backend == "gloo", kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)]
+        cpu=backend == "gloo",
+        mixed_precision="no",
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)],
     )
 
 
@@ -227,8 +236,10 @@ def parse_args():
     add("--lr", type=float, default=0.001, help="learning rate (0.001)")
     add("--seed", type=int, default=0, help="for weights and points (0)")
     args = parser.parse_args()
-    if min(args.epochs, args.batch_size) < 1:
-        parser.error("epochs and batch size must be at least 1")
+    for name, number in vars(args).items():
+        least = 0 if name == "seed" else 1e-9
+        if type(number) in (int, float) and not least <= number < 2**31:  # nan
+            parser.error(f"{name} is {number}: too small, too large, or no number")
     most = 1000 // ranks
     if args.batch_size > most:
         points = "there are 1000 points for all ranks"

@@ -47,7 +47,7 @@ def make_groups():
     And the number of nodes. Every rank must make all groups, even those it isn't in.
     """
     # The ranks of a node follow each other, so all of them find the same first one.
-    firsts = gather(dist.get_rank() - int(os.environ["LOCAL_RANK"]))
+    firsts = gather(dist.get_rank() - int(os.environ.get("LOCAL_RANK", 0)))
     leaders = sorted(set(firsts))
     nodes = [[r for r in range(len(firsts)) if firsts[r] == first] for first in leaders]
     # A group has its own timeout. If none is given: gloo 30 minutes, NCCL 10.
@@ -64,7 +64,8 @@ def main(device, args):
     value = torch.tensor(float(rank), device=device)
     # Every rank gives its value, and every rank gets the sum of all. It works in place.
     dist.all_reduce(value, op=dist.ReduceOp.SUM)
-    place = f"{socket.gethostname()}, local rank {os.environ['LOCAL_RANK']}, {device}"
+    local_rank = os.environ.get("LOCAL_RANK", 0)
+    place = f"{socket.gethostname()}, local rank {local_rank}, {device}"
     # Lines of several processes arrive in any order, so rank 0 collects and prints.
     rows = gather((place, value.item()))
     if rank == 0:
@@ -89,7 +90,7 @@ def start(args):
     """Run as one rank: join the process group, call main, leave the group."""
     # Variables tell a process who it is. LOCAL_RANK: its number on this node. The other
     # four, RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, are for init_process_group.
-    local_rank = int(os.environ["LOCAL_RANK"])
+    local_rank = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))  # Kubernetes
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this node
     device, backend = choose_device(local_rank, ranks_here)
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
@@ -167,7 +168,7 @@ def parse_args():
         parser.error = lambda message: sys.exit(2)
     add("--rounds", type=int, default=5, help="to measure each size (5)")
     args = parser.parse_args()
-    if args.rounds < 1:
+    if not 0 < args.rounds < 2**31:
         parser.error("rounds must be at least 1")
     if "RANK" not in os.environ:
         parser.error("start this lesson with scripts/multinode_setup_and_run.sh")

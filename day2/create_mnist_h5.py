@@ -52,6 +52,8 @@ def main(args):
     """Load, write, read again, report."""
     if args.file.exists() and not args.force:
         sys.exit(f"{args.file} already exists. To write it again: --force")
+    if args.file.exists() and not args.file.is_file():
+        sys.exit(f"{args.file} is no ordinary file, so it stays")
     train_set, test_set = load_dataset(args.dataset)
     with safe_file(args.file) as file:
         write_images(file, train_set, test_set, args)
@@ -108,7 +110,7 @@ def safe_file(path):
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, stop)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(exist_ok=True)
         # With mode x a second writer of this file fails. Mode w would empty the file
         # that the first one has open.
         with h5py.File(temporary, "x") as file:
@@ -161,8 +163,9 @@ def parse_args():
     add("--dataset", default="MNIST", help="one of torchvision's (MNIST)")
     add("--force", action="store_true", help="replace a file that is there")
     args = parser.parse_args()
-    if min(args.chunk_size, args.copies) < 1:
-        parser.error("chunk size and copies must be at least 1")
+    for name, number in vars(args).items():
+        if type(number) in (int, float) and not 0 < number < 2**31:  # nan
+            parser.error(f"{name} is {number}: too small, too large, or no number")
     if args.file is None:
         args.file = DATA / f"{args.dataset.lower()}.h5"
     return args

@@ -63,6 +63,9 @@ def main(args):
     parts = read_csv(args.csv) if args.csv else generate(args.copies, args.seed)
     with safe_folder(args.folder) as folder:
         sizes, written = write(folder, parts, args)
+        if sizes["ratings"] < 2 * args.files:  # lesson 19 tests with one
+            few = f"{sizes['ratings']} ratings are too few for {args.files} files"
+            sys.exit(f"{few}: each needs 2, so take fewer --files")
     megabytes = sum(file.stat().st_size for file in args.folder.iterdir()) / 1e6
     print(f"{args.folder}: {megabytes:,.1f} MB")
     users, movies = sizes["users"] - 1, sizes["movies"] - 1
@@ -104,16 +107,17 @@ def safe_folder(folder):
 
     So nobody ever reads a half-written folder, and an older one stays until then.
     """
+    folder = folder.resolve()  # of a link, where it leads
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    names = ["sizes.json", "userId.txt", "movieId.txt"]
+    written = {*folder.glob("[0-9]*.npy"), *[folder / name for name in names]}
     try:
-        temporary.mkdir(parents=True)
+        if folder.exists() and set(folder.iterdir()) - written:
+            raise OSError("it holds other files")
+        temporary.mkdir()
         yield temporary
-        # Remove what an earlier run has written. If the folder holds more, that stays,
-        # and replace fails.
-        for old in folder.glob("[0-9]*.npy"):
-            old.unlink()
-        for name in ("sizes.json", "userId.txt", "movieId.txt"):
-            (folder / name).unlink(missing_ok=True)
+        for file in written:  # by an earlier run
+            file.unlink(missing_ok=True)
         temporary.replace(folder)
     except OSError as error:
         sys.exit(f"{folder} could not be written: {error}")
@@ -234,8 +238,10 @@ def parse_args():
     add("--seed", type=int, default=0, help="for the ratings and their order (0)")
     add("--force", action="store_true", help="replace files that are there")
     args = parser.parse_args()
-    if min(args.files, args.copies) < 1 or args.seed < 0:
-        parser.error("files and copies must be at least 1, the seed at least 0")
+    for name, number in vars(args).items():
+        least = 0 if name == "seed" else 1e-9
+        if type(number) in (int, float) and not least <= number < 2**31:  # nan
+            parser.error(f"{name} is {number}: too small, too large, or no number")
     return args
 
 

@@ -32,8 +32,9 @@ RECORD = ROOT / "runs" / "exercises.json"
 
 def read_record():
     """Return the record of the exercises. If there is none, or it is damaged, begin a new one."""
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads(RECORD.read_bytes())
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        record = json.loads(RECORD.read_bytes())
+        return {exercise: what for exercise, what in record.items() if isinstance(what, dict)}
     return {}
 
 

@@ -27,7 +27,9 @@ fi
 token=$(mktemp .doctor-XXXXXX 2>/dev/null) || token=.doctor
 trap 'rm -f "$token"' EXIT
 export SLURM_WAIT=35 # seconds from the end of the first rank: a site may let Slurm wait less, or longer
-# A rank may hang on its node, but must not keep the others from saying what they found.
+# A rank may hang on its node, but must not keep the others from saying what they found. The exit
+# status is the verdict's.
+set +o pipefail
 timeout --foreground --kill-after=10 40 "$scripts/multinode_setup_and_run.sh" "$@" \
   "$scripts/doctor/probe.py" "$token" ${simulated:+--simulated} |
   "${PYTHON:-python3}" "$scripts/doctor/table.py"

@@ -9,14 +9,20 @@ a step and fills one bucket after the other.
 """
 
 import argparse
+import functools
 import math
 import re
 
 from catalog import load
 
-LESSON = load("day2/18_worth_a_second_node.py")
 BUCKET = 25  # MB, at most
 FORWARD = 1 / 3  # of a step
+
+
+@functools.cache
+def lesson():
+    """Return lesson 18, which imports torch: only once the arguments are known to be right."""
+    return load("day2/18_worth_a_second_node.py")
 
 
 def make_step(ranks, samples, args):
@@ -28,8 +34,8 @@ def make_step(ranks, samples, args):
     latency, gigabits = args.latency_us / 1e3, args.link
     if ranks <= args.gpus_per_node:
         latency, gigabits = 0.02, args.link_within
-    link = LESSON.Link(latency, gigabits / 8, tree=True)
-    return LESSON.Step(ranks, samples, link, [megabytes / count] * count, [*full_at, ms, ms])
+    link = lesson().Link(latency, gigabits / 8, tree=True)
+    return lesson().Step(ranks, samples, link, [megabytes / count] * count, [*full_at, ms, ms])
 
 
 def table(all_ranks, args):
@@ -45,7 +51,7 @@ def table(all_ranks, args):
         line = f"{ranks:6}"
         for samples in (args.samples, in_all / ranks):
             if samples >= 1:  # at least one for each GPU
-                ms = LESSON.step_ms(make_step(ranks, samples, args))
+                ms = lesson().step_ms(make_step(ranks, samples, args))
                 efficiency = samples / ms / (args.samples / args.step_ms)
                 line += f" {ms:8.1f} {ranks * samples / ms * 1e3:10,.0f} {efficiency:10.0%}"
                 if args.peak_tflops:
@@ -84,8 +90,10 @@ def main():
     if (args.flops_per_sample is None) != (args.peak_tflops is None):
         parser.error("give both --flops-per-sample and --peak-tflops, or neither")
     given = [x for x in vars(args).values() if isinstance(x, int | float)]
-    if min(*given, *args.nodes) <= 0:
-        parser.error("every number must be more than 0")
+    if not all(0 < x < 1e18 for x in [*given, *args.nodes]):  # nan is not, either
+        parser.error("every number must be more than 0, and less than 1e18")
+    if args.parameters * args.bytes > 1e14:
+        parser.error(f"{args.parameters:g} parameters are more than any model has")
     speed = f"{args.link:g} Gbit/s and {args.latency_us:g} us between nodes"
     print(f"assumed: {speed}, {args.link_within:g} Gbit/s in a node (--link-within)")
     ranks = {nodes * args.gpus_per_node for nodes in args.nodes}
@@ -95,15 +103,15 @@ def main():
     node = make_step(args.gpus_per_node, args.samples, args)
     for nodes in sorted(args.nodes):
         many = make_step(nodes * args.gpus_per_node, args.samples, args)
-        _, gain = LESSON.gains([node, many])
+        _, gain = lesson().gains([node, many])
         # As if no bucket were sent before backward ends.
         alone = [step._replace(times=[step.times[-2]] * len(step.times)) for step in (node, many)]
-        _, serial = LESSON.gains(alone)
+        _, serial = lesson().gains(alone)
         if gain >= nodes / 2:  # each node does at least half of what a single one does
             best = nodes
-    name = LESSON.counted(nodes, "node")
+    name = lesson().counted(nodes, "node")
     print(f"{name}: {gain:.3g} times as fast as one, {serial:.3g} times if nothing is hidden")
-    print(f"worth it up to {LESSON.counted(best, 'node')}")
+    print(f"worth it up to {lesson().counted(best, 'node')}")
 
 
 if __name__ == "__main__":

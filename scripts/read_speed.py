@@ -138,7 +138,10 @@ def main():
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if args.memory:
-        print_memory(args.memory)
+        try:
+            print_memory(args.memory)
+        except (OSError, KeyError, AttributeError, ValueError) as error:
+            parser.error(f"{args.memory} cannot be streamed: {error}")
         return
     with tempfile.TemporaryDirectory() as folder:
         files = make_files(Path(folder))

@@ -20,8 +20,8 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
   exit
 fi
 python=${PYTHON:-python3}
-if ! command -v "$python" >/dev/null; then
-  echo "There is no $python here. Install Python 3.11 or newer, or name one: PYTHON=/path/to/python3" >&2
+if [[ $("$python" -c 'print("works")' 2>&1) != works ]]; then
+  echo "$python is no Python that works here. Install Python 3.11 or newer, or name one: PYTHON=/path/to/python3" >&2
   exit 1
 fi
 exec "$python" "$root/scripts/environment.py" -- "$root/scripts/runner/run_course.py" "$@"

@@ -91,9 +91,7 @@ a_node_is_lost() {
 # reaches only what Slurm itself has started, which is the launcher. So signal all processes of the
 # steps. Those without a handler ignore USR1, because the launcher does.
 # shellcheck disable=SC2016 # the variables are the nodes'
-# shellcheck disable=SC2329 # the trap calls it
 warn_ranks() {
-  say "the time limit is near: warn the ranks"
   on_each_node bash -c '
     scontrol listpids "$SLURM_JOB_ID" "$SLURMD_NODENAME" | while read -r pid _ step _; do
       if [[ $step =~ ^[0-9]+$ && $step != "$SLURM_STEP_ID" ]]; then
@@ -102,12 +100,28 @@ warn_ranks() {
     done' || say "the ranks could not be warned"
 }
 
+# Told to stop, a rank that has saved its state ends with 75. Below torchrun, it only says so.
+stopped_as_told() {
+  tail -c "+$((begin + 1))" "$log" | grep '^Stopped as told' >/dev/null
+}
+
+# Slurm warns once, and a rank that is still importing torch ignores that. So warn it again.
+keep_warning() {
+  while kill -0 "$launcher" 2>/dev/null && ! stopped_as_told; do
+    warn_ranks
+    sleep 3
+  done
+}
+
 mkdir -p logs
 log=logs/slurm-$SLURM_JOB_ID.out
 exec >>"$log" 2>&1 # the same file if Slurm starts the job again
 begin=$(wc -c <"$log")
 say "job $SLURM_JOB_ID, start $((SLURM_RESTART_COUNT + 1)), nodes $SLURM_JOB_NODELIST"
 trap 'say "the job ends with exit status $?"' EXIT
+signaled=1 warned='' launcher='' ending=''
+trap 'signaled=1 warned=1; say "the time limit is near: warn the ranks"
+  [[ -z $launcher ]] || keep_warning &' USR1
 
 # Submitted from inside another job, this one has inherited its variables: in which step that shell
 # was, and GPUs of tasks, though this job may not have asked for any.
@@ -133,21 +147,19 @@ if [[ $1 == --doctor ]]; then
   say "doctor"
   "$scripts/doctor.sh"
 fi
-signaled=1 ending=''
 # At the time limit, by scancel, and before it starts the job again, Slurm sends TERM to all.
-trap 'signaled=1; warn_ranks' USR1
 trap 'signaled=1; ending=1; say "Slurm stops this job"' TERM
 say "start: multinode_setup_and_run.sh --monitor ${*:-13}"
 # In the background: while bash waits for a command in the foreground, it does not run traps.
 "$scripts/multinode_setup_and_run.sh" --monitor "${@:-13}" &
 launcher=$!
+[[ -z $warned ]] || keep_warning &
 while [[ $signaled ]]; do # once more if a signal has ended the wait, not the launcher
   signaled='' status=0
   wait "$launcher" || status=$?
 done
 
-# Told to stop, a rank that has saved its state ends with 75. Below torchrun, it only says so.
-if [[ $status == 0 ]] && tail -c "+$((begin + 1))" "$log" | grep '^Stopped as told' >/dev/null; then
+if [[ $status == 0 ]] && stopped_as_told; then
   status=75
 fi
 if [[ -z $ending && $status == 75 ]]; then

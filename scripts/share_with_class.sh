@@ -23,7 +23,16 @@ fi
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 umask 022 # what is written from here on can be read by everyone
 mkdir -p "$1" || die "name a folder that you can write to"
-shared=$(cd "$1" && pwd)
+shared=$(cd "$1" && pwd -P)
+[[ -O $shared ]] || die "$shared belongs to someone else"
+path=$shared changed_by=only\ you
+until [[ $path == / ]]; do # who may write to a parent can put a different folder there
+  path=$(dirname "$path")
+  mode=$(stat -c %A "$path")
+  [[ $mode != *wx ]] || die "everyone can put a different folder there, in $path: choose another FOLDER"
+  [[ $mode != ?????w* || $mode == *t ]] ||
+    changed_by="you and the group $(stat -c %G "$path"), which can write to $path,"
+done
 course=$shared/course
 if [[ -e $course ]]; then
   git -C "$course" pull --quiet --ff-only || die "$course is there, and is no clone of $root"
@@ -61,5 +70,5 @@ git clone --quiet "$shared/course.bundle" "$own/course"
 written=$(find "$shared" -newer "$own/before" -print -quit)
 [[ -z $written ]] || die "a participant's run wrote $written"
 tail -n 1 "$own/output"
-echo "Everyone can use it, and only you can change it. For your first slide:"
+echo "Everyone can use it, and $changed_by can change it. For your first slide:"
 printf '\n  git clone %q course\n  %s\n  cd course\n' "$shared/course.bundle" "$activate"

@@ -31,7 +31,9 @@ def load(path):
         trace = json.loads(path.read_bytes())
         # Events without the number of a process are the profiler's messages about itself.
         events = [e for e in trace["traceEvents"] if isinstance(e["pid"], int) and e["pid"] >= 0]
-    except (ValueError, TypeError, KeyError):
+        if any({"ph", "name", "tid"} - e.keys() or e["ts"] != float(e["ts"]) for e in events):
+            events = []
+    except (ValueError, TypeError, KeyError, AttributeError):
         events = []
     if not events:
         sys.exit(f"{path} is damaged or holds no events. Delete it and run the lesson again.")
@@ -49,6 +51,8 @@ def load_newest(folder):
     trace, _ = load(folder / names[-1][0])
     # An earlier job with more ranks has left traces that do not belong to this one.
     size = trace.get("distributedInfo", {}).get("world_size", max(newest) + 1)
+    if int(names[-1][1]) >= size:
+        sys.exit(f"{folder / names[-1][0]} has been renamed: its job had {size} ranks.")
     return {rank: (newest[rank], *load(newest[rank])) for rank in sorted(newest) if rank < size}
 
 

@@ -29,6 +29,10 @@ MAX_STEPS = 40  # of each epoch. None, all: lesson 4's losses but for the last d
 
 def average_gradients(model):
     """Replace each gradient by its mean over the ranks. Every rank must call this."""
+    if not hasattr(model, "all_ranks"):  # only once: every message costs time
+        trained = [x.requires_grad for x in model.parameters()]  # False: frozen
+        model.all_ranks = gather(trained)
+        assert all(x == trained for x in model.all_ranks), "ranks froze other layers"
     # TODO 3: make each parameter.grad the mean over the ranks, in place. (A frozen one,
     #         whose requires_grad is False, has none: leave it out.) Then call this
     #         function where train_one_epoch() needs it.

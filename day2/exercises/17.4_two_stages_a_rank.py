@@ -68,8 +68,8 @@ def train_step(own, todo, x, y):
     ranks = dist.get_world_size()
     last = len(own) * ranks - 1
     micro_batches = len(todo) // 2 // len(own)
-    inputs = x.chunk(micro_batches)
-    targets = y.chunk(micro_batches)
+    inputs = x.unflatten(0, (micro_batches, -1))  # of one size, or this is an error
+    targets = y.unflatten(0, (micro_batches, -1))
     loss = 0.0
     held = {}  # what F leaves for B
     log, sent = [], []

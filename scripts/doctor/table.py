@@ -161,6 +161,10 @@ def main():
     if busy:
         what = "more than half of the cores were busy in the last minute"
         print(f"note CPUs: {on_nodes(busy)} {what}. Lessons run, but what they measure will vary")
+    asked = {rank["node"] for rank in ranks if len(rank["versions"]) > 2}  # Python and torch
+    slow = [rank for rank in ranks if rank["node"] not in asked]
+    if slow:
+        print(f"note versions: {on_nodes(slow)} there was no time to import the other packages")
     failed = sum(bool(problem) for _, _, problem in table)
     if failed:
         print(f"=> not ready: {failed} of {len(table)} checks failed")

@@ -13,7 +13,7 @@ Usage: scripts/multinode_setup_and_run.sh [option]... FILE [argument of FILE]...
 
 Inside an allocation:
   salloc --nodes 2 --qos interactive --time 00:30:00 --ntasks-per-node=4 --cpus-per-task=32 \\
-    --constraint gpu --gpus-per-node 4 --account=<acc_name>_g
+    --constraint gpu --gpus-per-node 4 --account="<acc_name>_g"
   scripts/multinode_setup_and_run.sh 9
 
 Each rank gets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and LOCAL_WORLD_SIZE.
@@ -41,7 +41,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "scripts/multinode_setup_and_run.sh"
 NOT_IN_A_JOB = """This is not inside a Slurm allocation. Get one:
   salloc --nodes 2 --qos interactive --time 00:30:00 --ntasks-per-node=4 --cpus-per-task=32 \
---constraint gpu --gpus-per-node 4 --account=<acc_name>_g
+--constraint gpu --gpus-per-node 4 --account="<acc_name>_g"
 or simulate two nodes on this machine:
   scripts/multinode_setup_and_run.sh --local 2x2 """
 IN_A_STEP = """srun started this script, but it calls srun itself. Start it without srun, from the \
@@ -63,6 +63,8 @@ def nodes_and_ranks(text):
     if not re.fullmatch("[1-9][0-9]{0,3}(x[1-9][0-9]{0,3})?", text):
         raise argparse.ArgumentTypeError("must be N or NxM, such as 2x4: nodes, and ranks on each")
     nodes, _, each = text.partition("x")
+    if int(nodes) * int(each or 1) > 1000:
+        raise argparse.ArgumentTypeError("more than 1000 ranks are too many for one machine")
     return int(nodes), int(each or 1)
 
 
@@ -80,6 +82,8 @@ def parse_args(words):
         parser.error(f"There is no option {unknown[0]}. See {SCRIPT} --help")
     if not options.command and not options.as_probe:
         parser.error(f"Name a lesson, for example: {SCRIPT} 9. See --help")
+    if options.max_restarts and options.max_restarts < 0:
+        parser.error("--max-restarts: must be 0 or more")
     options.torchrun = options.torchrun or options.max_restarts is not None
     return options
 
@@ -100,6 +104,9 @@ def main():
     options = parse_args(sys.argv[1:])
     if options.as_probe:
         return slurm.print_probe()
+    limit = os.environ.get("DIST_TIMEOUT", "60")
+    if not limit.isdecimal() or not 0 < int(limit) < 2**31:
+        sys.exit(f"DIST_TIMEOUT is {limit}, not a number of seconds")
     wanted = options.command[0]
     options.command[0] = find_file(wanted)
     if options.as_task:

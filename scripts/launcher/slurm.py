@@ -32,7 +32,8 @@ def run(options):
     by = "torchrun" if options.torchrun else "srun"
     print(f"nodes: {' '.join(nodes)}, ranks on each: {each}, in all: {sum(ranks)}")
     print(f"rendezvous: {address}:{port}, interface {interface}")
-    print(f"each rank: {cpus} CPUs, {os.environ['PYTHON']}, started by {by}", flush=True)
+    has = f"{cpus or 'less than 1'} CPUs"
+    print(f"each rank: {has}, {os.environ['PYTHON']}, started by {by}", flush=True)
     os.environ.update(MASTER_ADDR=address, MASTER_PORT=port)
     os.environ["RANKS_PER_NODE"] = " ".join(map(str, ranks))
     command = ["srun", *srun, str(SCRIPT), "--as-task", *sys.argv[1:]]
@@ -44,6 +45,14 @@ def run(options):
 
 def nodes_of_job():
     """Return the names of the job's nodes. Exit if they could not meet."""
+    job = os.environ["SLURM_JOB_ID"]
+    if os.environ.get("SLURM_JOB_ID_HET_GROUP_0") == job:
+        words = "and ranks can be started in one part only. Ask for nodes that are all the same"
+        sys.exit(f"Job {job} has parts that differ (a heterogeneous job), {words}, without a colon")
+    for name in ("SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE"):
+        if name not in os.environ:
+            words = "so this is no shell of a job. Get one with salloc, or: unset SLURM_JOB_ID"
+            sys.exit(f"SLURM_JOB_ID is {job}, but {name} is not set, {words}")
     show = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
     try:
         nodes = subprocess.check_output(show).decode().split()

@@ -50,7 +50,8 @@ def choose_ranks(gpus, environment):
     tasks = int(environment.get("SLURM_NTASKS") or 0)
     # About CPUs if no tasks were asked for.
     shares = expand(environment.get("SLURM_TASKS_PER_NODE", ""))
-    if each and tasks in (0, each * nodes):
+    smaller = in_a_step(environment) and len(shares) != nodes  # than the job: tasks are its own
+    if each and (smaller or tasks in (0, each * nodes)):
         return [each] * nodes
     # srun --pty counts its shell as a task, even if none was asked for.
     only_shells = in_a_step(environment) and tasks == nodes

@@ -2,14 +2,16 @@
 
 Run on every rank by test_silent.py, and as one process: that is the reader's own program, too, with
 the same fault in it. The argument is the page day2/SILENT.md, whose checks are used.
-At the end rank 0 prints JSON: {program or fault: {"says": what the checks say, "losses": of the
-steps, "messages": of DDP, "first": samples of each epoch, "trained" and "tested": samples in
-an epoch, and in the test, "repeats": whether the same test twice gives the same, with dropout}}.
+At the end rank 0 prints JSON: {program or fault: {"says": what the checks say, "losses", "norms"
+of the gradients and "rates": of the steps, "messages": of DDP, "first": samples of each epoch,
+"trained": samples in an epoch, "repeats": whether the same test twice gives the same, with
+dropout}}.
 """
 
 import hashlib
 import io
 import json
+import math
 import re
 import sys
 from contextlib import nullcontext, redirect_stderr
@@ -27,11 +29,14 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, rand
 FAULTS = {
     "copies of the data differ": "plain",
     "a different random split on each rank": "plain",
+    "ranks have frozen different layers": "plain",
     "one rank skips a step": "plain",
     "one rank's batches are smaller": "plain",
     "every rank has the same data": "plain",
     "every rank reads all data": "plain",
     "some test images count twice": "plain",
+    "all ranks test the same part": "plain",
+    "the test's result is not added up": "plain",
     "other first weights": "by hand",
     "the forward pass goes through `.module`": "plain",
     "an old checkpoint on one rank": "plain",
@@ -41,8 +46,11 @@ FAULTS = {
     "one rank's data is shifted": "plain",
     "gradients are added up, not averaged": "by hand",
     "the loss is multiplied by the world size": "plain",
+    "the loss is a sum over the batch": "plain",
     "an optimizer sees a rank's rows only": "Muon",
+    "gradients are added up, but with Adam": "by hand, Adam",
     "the loss is multiplied, but with Adam": "Adam",
+    "the scheduler takes a step for each rank": "schedule",
     "`no_sync` around `backward` only": "two batches a step",
     "the same dropout on all ranks": "dropout",
     "a test without `eval()`": "dropout",
@@ -60,7 +68,7 @@ def make_model(program, seed=0):
     torch.manual_seed(seed)
     middle = MIDDLE.get(program, nn.Identity)()
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), middle, nn.Linear(16, 3))
-    if program == "Adam":
+    if "Adam" in program:
         return model, torch.optim.Adam(model.parameters(), lr=0.01)
     return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
@@ -107,16 +115,17 @@ def gradients(wrong, program, model, plain, images, labels, last):
     forward = plain if wrong == "the forward pass goes through `.module`" else model
     silent = model.no_sync() if program == "two batches a step" and not last else nullcontext()
     late = wrong == "`no_sync` around `backward` only"
+    reduction = "sum" if wrong == "the loss is a sum over the batch" else "mean"
     with nullcontext() if late else silent:
-        loss = F.cross_entropy(forward(images), labels)
+        loss = F.cross_entropy(forward(images), labels, reduction=reduction)
         factor = world_size if (wrong or "").startswith("the loss is multiplied") else 1
         factor /= 2 if program == "two batches a step" else 1
         with silent if late else nullcontext():
             (factor * loss).backward()
-    if program == "by hand":
+    if program.startswith("by hand"):
         for parameter in plain.parameters():
             dist.all_reduce(parameter.grad)
-            if wrong != "gradients are added up, not averaged":
+            if not (wrong or "").startswith("gradients are added up"):
                 parameter.grad /= world_size
     if program == "Muon":  # each rank computes its rows of the step
         gradient = plain[0].weight.grad
@@ -144,13 +153,20 @@ def train(program, wrong, page, seen):
     page["check_data"](samples_here, "cpu")
     page["check_data"](train_set.indices, "cpu")
     plain, optimizer = make_model(program, rank if wrong == "other first weights" else 0)
+    # A long training: its first steps hardly differ.
+    decay = 1 / 3e7 if program == "schedule" else 0
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - decay * step)
+    if wrong == "ranks have frozen different layers":
+        plain[3 * min(rank, 1)].requires_grad_(False)
+    trained = [(name, x.requires_grad) for name, x in plain.named_parameters()]
+    page["check_data"](trained, "cpu", "list of frozen layers")
     if wrong == "an old checkpoint on one rank" and rank == 1:
         # DDP copies the weights of rank 0 to all ranks, but not what the optimizer has.
         for parameter in plain.parameters():
             optimizer.state[parameter]["momentum_buffer"] = torch.full_like(parameter, 0.01)
     plain[0].requires_grad_(wrong != "a layer is unfrozen after wrapping")
     sent = []
-    model = plain if program == "by hand" else wrap(plain, sent)
+    model = plain if program.startswith("by hand") else wrap(plain, sent)
     plain[0].requires_grad_(True)
     if program == "dropout":
         torch.manual_seed(0 if wrong == "the same dropout on all ranks" else rank)
@@ -161,30 +177,36 @@ def train(program, wrong, page, seen):
     place = 0 if wrong == "every rank has the same data" else rank
     sampler = DistributedSampler(train_set, world_size, place)
     losses = []
-    seen["first"] = []
+    seen |= {"first": [], "norms": [], "rates": []}
     backwards = 0
     samples = 0
     for epoch in range(EPOCHS):
         sampler.set_epoch(0 if wrong == "no `set_epoch`" else epoch)
-        loader = DataLoader(train_set, batch_size, sampler=part_of(sampler, wrong, rank))
+        data = page["Indexed"](train_set)
+        loader = DataLoader(data, batch_size, sampler=part_of(sampler, wrong, rank))
         seen["first"].append(list(loader.sampler)[:5])
-        for number, (images, labels) in enumerate(loader, start=1):
+        for number, (indices, (images, labels)) in enumerate(loader, start=1):
             if wrong == "one rank skips a step" and rank == 1 and number == 2:
                 continue
             last = not two or number % 2 == 0
             losses.append(gradients(wrong, program, model, plain, images, labels, last))
             backwards += 1
             samples += len(labels)
-            if backwards % EVERY == 0:
-                check(number, samples, images, plain.named_parameters())
+            if backwards == 1 or backwards % EVERY == 0:
+                check(number, samples, indices, plain.named_parameters())
             if last:
+                seen["norms"].append(nn.utils.clip_grad_norm_(plain.parameters(), math.inf).item())
+                seen["rates"] += scheduler.get_last_lr()
                 optimizer.step()
                 optimizer.zero_grad()
+                late = wrong == "the scheduler takes a step for each rank"
+                for _ in range(world_size if late else 1):
+                    scheduler.step()
     if program == "buffers":
         if not wrong:
             for buffer in plain.buffers():
                 dist.broadcast(buffer, src=0)
-        check(number, samples, images, plain.named_buffers())
+        check(number, samples, indices, plain.named_buffers())
     if program == "dropout":
         plain.train(wrong == "a test without `eval()`")
         seen["repeats"] = torch.equal(plain(IMAGES), plain(IMAGES))
@@ -201,18 +223,22 @@ def sum_over_ranks(number):
     return number if number.dim() else number.item()
 
 
-def tested(wrong):
-    """Return how many images all ranks together test."""
-    indices = range(dist.get_rank(), len(TEST), dist.get_world_size())
+def test(wrong, page):
+    """Test on all ranks, as the page does."""
+    first = 0 if wrong == "all ranks test the same part" else dist.get_rank()
+    indices = list(range(first, len(TEST), dist.get_world_size()))
     if wrong == "some test images count twice":
         indices = list(DistributedSampler(TEST))
-    return sum_over_ranks(len(indices))
+    visits = torch.bincount(torch.tensor(indices), minlength=len(TEST))
+    if wrong != "the test's result is not added up":
+        dist.all_reduce(visits)
+    page["check_visits"](visits)
 
 
 def main():
-    page = {"dist": dist, "hashlib": hashlib, "sys": sys, "torch": torch}
+    page = {"dist": dist, "hashlib": hashlib, "json": json, "sys": sys, "torch": torch}
     text = Path(sys.argv[1]).read_text()
-    for function in re.findall(r"^```python\n(def .*?)^```", text, re.M | re.S):
+    for function in re.findall(r"^```python\n((?:def|class) .*?)^```", text, re.M | re.S):
         exec(function, page)
     dist.init_process_group("gloo")
     results = {}
@@ -223,10 +249,9 @@ def main():
         try:
             with redirect_stderr(said):
                 train(program, wrong, page, seen)
+                test(wrong, page)
         except SystemExit:  # every rank comes here, or none; rank 0 has said why
             seen["says"] = said.getvalue().strip()
-        if name in ("plain", "some test images count twice"):
-            seen["tested"] = tested(wrong)
     if dist.get_rank() == 0:
         print(json.dumps(results))
     dist.destroy_process_group()

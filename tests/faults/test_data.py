@@ -1,14 +1,12 @@
 """Files that are missing, damaged or half written, and disks that are full."""
 
 import os
-import shutil
 import subprocess
-import sys
 
 import h5py
 import numpy as np
 import pytest
-from faults import Job, lesson, nine_images, refused, saw
+from faults import lesson, nine_images, refused, saw
 from PIL import Image
 from support.cases import written_by
 from support.forked_ranks import run_ranks
@@ -23,14 +21,6 @@ os.chdir(os.environ["RANK"])
 del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-
-
-@pytest.mark.full
-def test_torchvision_says_that_data_is_missing(tmp_path):
-    copy_tree(ROOT / "day1", tmp_path / "day1", ignore=shutil.ignore_patterns(".*"))
-    job = Job(sys.executable, tmp_path / LESSONS["4"]["file"], 2, cwd=tmp_path)
-    do = "In the folder of the repository: `git checkout data/MNIST`."
-    job.check("the data is missing", r"^RuntimeError: Dataset not found\..*", do, status=1)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +62,16 @@ def test_lesson_19_refuses_a_folder_that_lacks_a_file(tmp_path, tmp_path_factory
     says = r"\S+ has 11 of its 12 files\. Copy it again$"
     folder = ("--folder", tmp_path / "ratings")
     refused("lesson 19: a file is missing", says, COPY, "19", *folder, env=ALONE)
+
+
+def test_ratings_that_are_too_few_for_their_files(tmp_path):
+    rows = "userId,movieId,rating,timestamp\n" + "1,2,3.5,4\n" * 5
+    (tmp_path / "five.csv").write_text(rows)
+    options = ("--csv", "five.csv", "--folder", "few", "--files", 3)
+    job = lesson("create_ratings", *options, cwd=tmp_path)
+    says = "^5 ratings are too few for 3 files: each needs 2, so take fewer --files$"
+    job.check("create_ratings.py: fewer ratings than files need", says, "As it says.", status=1)
+    assert not (tmp_path / "few").exists()
 
 
 def write_copies(folder, lesson_id, tmp_path_factory):

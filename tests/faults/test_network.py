@@ -5,8 +5,8 @@ import socket
 
 import psutil
 import pytest
-from faults import IMPATIENT, lesson, local
-from support.run import ALONE, full
+from faults import lesson, local
+from support.run import full
 
 
 def test_a_port_in_use(tmp_path):
@@ -16,15 +16,6 @@ def test_a_port_in_use(tmp_path):
         says = r"^MASTER_PORT \d+ cannot be used: \[Errno 98\] Address already in use.*"
         do = "`unset MASTER_PORT`: the launcher finds a free one."
         job.check("MASTER_PORT is in use, `--local`", says, do)
-
-
-@pytest.mark.full
-def test_rank_0_is_not_found(tmp_path):
-    env = ALONE | IMPATIENT | {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "nosuch.invalid"}
-    says = r"The client socket has timed out after 6000ms .* connect to \(nosuch.invalid"
-    do = "`srun getent hosts node1`, with that name. Is rank 0 running?"
-    fault = "MASTER_ADDR cannot be resolved, started by hand (`DIST_TIMEOUT=6`)"
-    lesson("9", cwd=tmp_path, env=env).check(fault, says, do)
 
 
 @pytest.mark.parametrize("lesson_id", [full("4"), "9"])

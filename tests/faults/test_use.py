@@ -1,22 +1,91 @@
 """What a user can do to a lesson: bad arguments, other folders, no network."""
 
+import argparse
+import os
 import sys
+from unittest import mock
 
 import pytest
+from catalog import load
 from faults import Job, refused
-from support.run import LESSONS, ROOT, copy_tree, proves, skip_or_fail_in_ci, works
+from support.run import LESSONS, ROOT, copy_tree, load_lesson, proves, skip_or_fail_in_ci, works
 
 
-@pytest.mark.parametrize(
-    ("fault", "arguments"),
-    [
-        ("0 processes", (0,)),
-        ("an unknown option", ("--no-such-option",)),
-    ],
-)
-def test_a_wrong_argument_gets_one_sentence(fault, arguments):
+def test_an_unknown_option_gets_one_sentence():
     do = "`--help` after the file shows what it takes."
-    refused(fault, "error: .*", do, "4", *arguments)
+    refused("an unknown option", "error: .*", do, "4", "--no-such-option")
+
+
+# May be 0. All other numbers of lessons must be more.
+FROM_0 = {"seed", "warm_up", "workers", "factors", "decay", "profile", "save_minutes"}
+TOO_SMALL_OR_LARGE = ["-1", "nan", "inf", "1" + "0" * 26]
+
+
+@pytest.mark.parametrize("lesson_id", [x for x in LESSONS if hasattr(load_lesson(x), "parse_args")])
+def test_a_number_that_cannot_work_is_refused(lesson_id, monkeypatch, capsys):
+    """Each number of a lesson: an option's, the number of processes, and DIST_TIMEOUT."""
+    lesson = load_lesson(lesson_id)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+
+    def refuses(*arguments):
+        monkeypatch.setattr(sys, "argv", ["lesson", *arguments])
+        with pytest.raises(SystemExit, match="2"):
+            lesson.parse_args()
+        assert len(capsys.readouterr().err.splitlines()[-1].split(": error: ")) == 2
+
+    parse = mock.create_autospec(argparse.ArgumentParser.parse_args, side_effect=SystemExit)
+    with mock.patch("argparse.ArgumentParser.parse_args", parse), pytest.raises(SystemExit):
+        lesson.parse_args()
+    actions = parse.call_args.args[0]._actions
+    for action in actions:
+        if action.type in (int, float):
+            for value in TOO_SMALL_OR_LARGE + ([] if action.dest in FROM_0 else ["0"]):
+                refuses(f"{action.option_strings[0]}={value}" if action.option_strings else value)
+    if any(action.dest == "processes" for action in actions):
+        refuses("2000")
+        for value in ["0", "abc", *TOO_SMALL_OR_LARGE]:
+            monkeypatch.setenv("DIST_TIMEOUT", value)
+            refuses()
+        monkeypatch.delenv("DIST_TIMEOUT")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        refuses("50")  # torchrun has started two
+
+
+BAD = [
+    ("compare_losses", "a b --steps -5"),
+    ("compare_losses", "a b --limit nan"),
+    ("predict_step", "--parameters 25e6 --samples 64 --step-ms nan"),
+    ("predict_step", "--parameters 1e300 --samples 64 --step-ms 100"),
+    ("read_speed", "--memory nosuch.h5"),
+]
+
+
+@pytest.mark.parametrize(("script", "arguments"), BAD)
+def test_a_script_refuses_what_it_cannot_compute(script, arguments, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [script, *arguments.split()])
+    with pytest.raises(SystemExit, match="2"):
+        load(f"scripts/{script}.py").main()
+    assert f"{script}: error: " in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_force_replaces_only_what_an_earlier_run_wrote(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    ratings = tmp_path / "ratings"
+    ratings.mkdir()
+    for name in ("0000.npy", "thesis.txt"):
+        (ratings / name).write_text("kept")
+    before = sorted(tmp_path.rglob("*"))
+    for lesson_id, options, says in (
+        ("create_mnist_h5", ["--file", tmp_path / "fifo"], "fifo is no ordinary file, so it stays"),
+        ("create_ratings", ["--folder", ratings], "could not be written: it holds other files"),
+        ("create_ratings", ["--folder", tmp_path / "fifo"], "could not be written: .*Not a dir"),
+        ("create_ratings", ["--folder", tmp_path / "no" / "such"], "could not be written: .*No su"),
+    ):
+        lesson = load_lesson(lesson_id)
+        argv = ["lesson", "--force", *map(str, options)]
+        with mock.patch.object(sys, "argv", argv), pytest.raises(SystemExit, match=says):
+            lesson.main(lesson.parse_args())
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_any_folder_will_do_and_no_network_is_needed(tmp_path):

@@ -1,5 +1,6 @@
 """What people copy into programs of their own: as one process, or it stops and says why."""
 
+import copy
 import json
 import re
 import sys
@@ -17,8 +18,14 @@ from torch.distributed.tensor.debug import CommDebugMode
 FILES = {x: ROOT / LESSONS[x]["file"] for x in ("4", "15")}  # lesson 5 has lesson 4's function
 TENSOR = ROOT / LESSONS["16"]["file"]
 FILES |= {x: next(ROOT.glob(f"day?/exercises/solutions/{x}_*.py")) for x in ("4.5", "15.3")}
+PIPELINES = {"17": ROOT / LESSONS["17"]["file"]}
+PIPELINES["17.3"] = next(ROOT.glob("day2/exercises/solutions/17.3_*.py"))
 PAGE = FILES["15"].with_suffix(".md").read_text()
-SITUATIONS = ["frozen", "tied", "twice", "bf16", "two dtypes", "unused"]
+PARTS = ("15", "15.3")
+REFUSED = {"unused": FILES, "frozen on one rank": FILES, "two dtypes": PARTS}
+REFUSED |= {"unfrozen": PARTS, "clipped": ["15.3"]}
+SAYS = "freeze what|NoneType|two dtypes|froze|unfrozen|changed after backward"
+SITUATIONS = ["frozen", "tied", "twice", "bf16", "channels last", *REFUSED]
 SHARDS = pytest.mark.skipif(torch.__version__ < (2, 8), reason="this torch cannot shard on CPUs")
 SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}
 
@@ -32,7 +39,11 @@ class Model(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
         if situation == "tied":
             self.layers[1].weight = self.layers[0].weight
-        self.layers[0].weight.requires_grad = situation != "frozen"
+        if situation == "channels last":  # rows and columns the other way round in memory
+            self.layers[0].weight.data = self.layers[0].weight.data.T.contiguous().T
+        self.layers[0].weight.requires_grad = situation not in ("frozen", "unfrozen")
+        if situation == "frozen on one rank":
+            self.layers[dist.get_rank() if dist.is_initialized() else 0].requires_grad_(False)
         self.layers[: {"bf16": 3, "two dtypes": 1}.get(situation, 0)].bfloat16()
         self.used = self.layers[::2] if situation == "unused" else self.layers
 
@@ -53,12 +64,16 @@ def train(way, situation, rank, ranks):
     else:
         optimizer = torch.optim.SGD(parameters, **SGD)
     batches = torch.randn(4, 8, 6, generator=torch.Generator().manual_seed(0))
-    for batch in batches:
+    for step, batch in enumerate(batches):
+        if situation == "unfrozen" and step == 2:
+            model.requires_grad_(True)
         parts = batch.chunk(ranks)[rank].chunk(2 if situation == "twice" else 1)
         for part in parts:
             (model(part).square().mean() / len(parts)).backward()
         if way in ("4", "4.5"):
             code.average_gradients(model)
+        if situation == "clipped":
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
         optimizer.step()
         (model if way == "15.3" else optimizer).zero_grad()
     with torch.no_grad():
@@ -70,9 +85,9 @@ def test_it_trains_as_one_process_does_or_stops_and_says_why(tmp_path):
     found = re.findall(r"^(\S+), (.*?): (.*)$", output, re.M)
     assert len(found) == len(FILES) * len(SITUATIONS), output
     for way, situation, result in found:
-        if situation == "unused" or (way in ("15", "15.3") and situation == "two dtypes"):
-            assert re.search("freeze what the loss|NoneType|two dtypes", result), output
-        else:
+        if way in REFUSED.get(situation, ()):
+            assert re.search(SAYS, result), output
+        elif (way, situation) != ("15", "clipped"):  # page 15 says that it is wrong
             assert float(result) <= (2e-2 if situation == "bf16" else 1e-6), output
 
 
@@ -80,6 +95,44 @@ def test_one_rank_without_a_gradient_stops_all(tmp_path):
     status, output = run_ranks(2, __file__, cwd=tmp_path)
     assert status == 1
     assert "AssertionError: no gradient" in output
+
+
+def test_a_stage_may_be_frozen_or_have_no_parameters(tmp_path):
+    output = output_of(run_ranks(2, __file__, "stages", cwd=tmp_path))
+    gaps = re.findall(r"^stages: ([\d.e-]+)$", output, re.M)
+    assert len(gaps) == 3, output
+    assert max(map(float, gaps)) < 1e-6
+    assert output.count("[4, -1] don't multiply up to the size of dim 0 (9)") == 4, output
+
+
+def stages():
+    """Print how far the second stage's gradients are from those of one process, or the error."""
+    rank, groups = dist.get_rank(), (dist.new_group(), dist.new_group())
+    lesson, exercise = load(PIPELINES["17"]), load(PIPELINES["17.3"])
+    for situation in ("frozen", "uneven", "frozen, 17.3", "empty, 17.3", "uneven, 17.3"):
+        torch.manual_seed(0)
+        size = 9 if "uneven" in situation else 8
+        if "17.3" in situation:
+            x = y = right = torch.randn(size, 16)
+            both, loss = [exercise.build_stage(stage) for stage in range(2)], nn.functional.mse_loss
+            step, given = exercise.train_step, (exercise.zero_bubble(rank, 2, 4), x, y)
+        else:
+            x, y = torch.randint(128, (2, size, lesson.LENGTH))
+            both, loss = [lesson.Stage(stage, 2) for stage in range(2)], nn.functional.cross_entropy
+            step, given = lesson.train_step, (lesson.gpipe(rank, 2, 4), x, y, groups)
+            right = y.flatten()
+        both[0] = nn.Tanh() if "empty" in situation else both[0]
+        both[0].requires_grad_("frozen" not in situation)
+        whole = copy.deepcopy(nn.Sequential(*both))
+        loss(whole(x), right).backward()
+        try:
+            step(both[rank], *given)
+        except RuntimeError as error:
+            print("stages:", error)
+            continue
+        pairs = zip(both[1].parameters(), whole[1].parameters())
+        if rank == 1:
+            print("stages:", max((x.grad - y.grad).abs().max().item() for x, y in pairs))
 
 
 @SHARDS
@@ -184,6 +237,9 @@ if __name__ == "__main__":
         found = prepared() if sys.argv[1] == "prepare" else divided()
         if rank == 0:
             print(json.dumps(found))
+        sys.argv.pop()
+    if sys.argv[1:] == ["stages"]:
+        stages()
         sys.argv.pop()
     for situation in sys.argv[1:]:
         alone = train(None, situation, 0, 1)

@@ -24,6 +24,7 @@ ORDER = ["6", "testing", "7", "8", "11", "12", "13", "15"]
 # Where a box stands, and what comes before it on its page.
 PLACES = {x["id"]: (x["file"], "\n## In your own script\n") for x in Course().pages if "id" in x}
 PLACES |= {
+    "twelve": (PAGE, "\n## Twelve lines for your own script\n"),
     "testing": (PAGE, "\n## Testing on all ranks\n"),
     "equal": (PAGE, "\n**Equal parameters.**"),
 }
@@ -111,43 +112,29 @@ def test_after_each_box_two_ranks_train_one_model(names, patched_script, stream,
     assert "Warning" not in output
 
 
-# A model that is not ours: as a small GPT has them, an embedding that is its last layer, too, decay
-# for matrices only, and blocks that may be frozen. It makes 49 tokens of an image, and the next one
-# is the digit, so the boxes fit.
+# A model that is not ours: as in a small GPT, an embedding is its last layer, too, and blocks may
+# be frozen. It makes 49 tokens of an image, and the next one is the digit, so the boxes fit.
 GPT = """
-class Block(nn.Sequential):
-    def __init__(self):
-        up, down = nn.Linear(32, 128, bias=False), nn.Linear(128, 32, bias=False)
-        super().__init__(nn.LayerNorm(32, bias=False), up, nn.GELU(), down)
-
-
 class Net(nn.Module):
     def __init__(self, norm, dropout):
         super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.blocks = nn.ModuleList(nn.Linear(32, 32) for _ in range(2))
         self.blocks[:FROZEN].requires_grad_(False)
-        self.wte, self.wpe = nn.Embedding(16, 32), nn.Embedding(49, 32)
+        self.wte = nn.Embedding(16, 32)
         self.head = nn.Linear(32, 16, bias=False)
         self.wte.weight = self.head.weight
 
     def forward(self, images):
-        tokens = F.avg_pool2d(images, 4).flatten(1).mul(4).long().clamp(0, 15)
-        x = self.wte(tokens) + self.wpe(torch.arange(49, device=tokens.device))
+        x = self.wte(F.avg_pool2d(images, 4).flatten(1).mul(4).long().clamp(0, 15))
         for block in self.blocks:
-            x = x + block(x + x.mean(1, keepdim=True))
+            x = x + F.gelu(block(x + x.mean(1, keepdim=True)))
         return self.head(x[:, -1])
-
-
-def groups(model):
-    trained = [x for x in model.parameters() if x.requires_grad]
-    kinds = [[x for x in trained if (x.dim() > 1) == decays] for decays in (False, True)]
-    return [{"params": x, "weight_decay": decay} for x, decay in zip(kinds, (0, 0.1))]
 
 
 """
 CHANGES = {
     r"(?ms)^class Net.*?(?=^def )": GPT,
-    r"SGD\(model.parameters\(\), (lr=.*), momentum=0.9\)": r"AdamW(groups(model), \1)",
+    r"SGD\((model.parameters\(\), lr=.*), momentum=0.9\)": r"AdamW(\1)",
     r"\(model\.conv1, .*, model\)": "(*model.blocks, model)",
     r"(?m)^ *fully_shard\(": "        if part is model:\n            TIE\n\\g<0>",
 }
@@ -195,11 +182,40 @@ def test_the_losses_are_those_of_one_process(model, last, ranks, patched_script,
     assert_alike(*found)
 
 
+@FULL
+def test_a_smaller_last_batch_does_not_count_as_much(patched_script, tmp_path):
+    """Two ranks, with 500 images each, have 41 batches of 12 and one of 8: 40 make whole steps."""
+    file = patched_script(*before("13", without=["11"]))
+    part = "train_set = torch.utils.data.Subset(train_set, range(1000))"
+    file.write_text(file.read_text().replace("    test_set =", f"    {part}\n    test_set ="))
+    found = []
+    for steps in (100, 40):
+        how = options(*REPEATABLE, "--batch-size", 12, "--accumulate", 2, epochs=1, steps=steps)
+        output = output_of(run_ranks(2, file, *how, "--checkpoint", steps, cwd=tmp_path))
+        found.append(results(output)[0][2:])
+    assert found[0] == found[1]
+
+
 def test_tied_parameters_that_came_apart_stop_it(patched_script, tmp_path):
     file = patched_script(*before("15", without=["11"]))
     give_it_the_gpt(file, tie="pass")
     output = output_of(run_ranks(2, file, *options(*REPEATABLE), cwd=tmp_path), 1)
     assert "Tied parameters have come apart. Tie them again before fully_shard.\n" in output
+
+
+@pytest.mark.parametrize("how", [REPEATABLE, full(())], ids=["repeatable", "usual"])
+def test_twelve_lines_make_a_script_distributed(how, patched_script, tmp_path):
+    found = []
+    for ranks in (1, 2):
+        (folder := tmp_path / str(ranks)).mkdir()
+        more = options(*how, "--batch-size", 48 // ranks)
+        output = output_of(run_ranks(ranks, patched_script("twelve"), *more, cwd=folder))
+        found.append([[epoch, 0, *tested] for epoch, _, *tested in results(output)])
+        assert torch.load(folder / "model.pt")["fc.weight"].shape == (10, 512)
+    if how:
+        assert_alike(*found)
+    assert [x[0] for x in found[1]] == [0, 1]  # one rank prints
+    assert found[1][-1][3] > 80
 
 
 @FULL
@@ -253,12 +269,14 @@ def test_killed_it_resumes_as_if_nothing_had_been(last, patched_script, stream, 
 def test_only_the_same_training_is_continued(last, not_with, patched_script, tmp_path):
     def train(last, *more):
         file = patched_script(*before(last, without=["11"]))
+        paths = 'add("--sizes", nargs="*", type=__import__("pathlib").Path, default=[])'
+        file.write_text(file.read_text().replace('add("--save"', f'{paths}\n    add("--save"'))
         return run_ranks(2, file, *options(*more, epochs=1, steps=2), cwd=tmp_path)
 
     output = output_of(train(last))
     output = output_of(train(last))
     assert "checkpoint.pt: 1 epochs are done, 0 are left\n" in output
     assert "epoch 0" not in output
-    for box, more, name in ((last, ["--lr", 0.01], "lr"), (not_with, [], "sharded")):
+    for box, more, name in ((last, ["--sizes", 1, 3], "sizes"), (not_with, [], "sharded")):
         output = output_of(train(box, *more), 1)
         assert f"was written with a different {name}. Take another --checkpoint." in output

@@ -1,11 +1,14 @@
 """Lesson 13's examples of a change: as the page shows them, they train the same on any ranks."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from support import page_diffs
 from support.forked_ranks import run_ranks
+from support.mutants import write_mutant
 from support.run import LESSONS, ROOT, losses, output_of, proves, write_pictures
 from torchvision import models
 
@@ -33,6 +36,54 @@ def write_text(folder, rng):
     pages = [page.read_text() for page in sorted(ROOT.glob("day?/*.md"))]
     (folder / "text.txt").write_text("".join(pages)[:6_000])
     return "--data", folder / "text.txt", "--lr", 0.001
+
+
+# Not ours: a file that is opened when the first sample is read, and layers that are not dense.
+NUMBERS = """
+class Numbers(Dataset):
+    def __len__(self):
+        return 240
+
+    def __getitem__(self, index):
+        self.file = getattr(self, "file", None) or open("numbers", "rb", buffering=0)
+        self.file.seek(index)
+        time.sleep(0.002)
+        assert self.file.read(1)[0] == index, "this is another sample"
+        image = torch.full((3, 28, 28), float(index))
+        image[1, 14, 14] = MIDDLE
+        return image, index % 10
+
+
+class Waves(nn.Sequential):
+    def forward(self, images):
+        x = images.flatten(1)
+        return self[0](x.cfloat()).abs() + self[1]((x[:, :4] > 0).long())
+
+
+def build_data"""
+LAYERS = "Waves(nn.Linear(2352, 10, dtype=torch.complex64), nn.EmbeddingBag(2, 10, sparse=True))"
+
+
+def test_data_and_layers_that_are_not_ours(tmp_path):
+    file = write_mutant(tmp_path, "13", ("\ndef build_data", NUMBERS))
+    script = file.read_text()
+    for old, new in (
+        ("    to_tensor = [", "    return Numbers(), Numbers()\n    to_tensor = ["),
+        ("    classes = 10 if", f"    return {LAYERS}, []\n    classes = 10 if"),
+        ("momentum=0.9", "momentum=0.0"),  # a checkpoint cannot hold a sparse one
+    ):
+        script = script.replace(old, new, 1)
+    (tmp_path / "numbers").write_bytes(bytes(range(240)))
+    few = ("--workers", 2, "--global-batch-size", 40, "--checkpoint-dir", "runs")
+    for epochs, middle, status, says in (
+        (1, "index", 0, ": ok$"),
+        (2, "index + 1", 1, "^train was .* where this training began, now "),
+        (2, "__import__('random').random()", 1, "^train: draw what is random from torch"),
+    ):
+        file.write_text(script.replace("MIDDLE", middle))
+        output = output_of(run_ranks(2, file, epochs, *few, cwd=tmp_path), status)
+        assert re.search(says, output, re.M), output
+        assert "Traceback" not in output
 
 
 WRITE = {"pictures": write_weights, "table": write_table, "text": write_text}

@@ -147,8 +147,9 @@ def assert_resumed(job):
 
 @pytest.mark.parametrize("how", [[], full(["--torchrun"])], ids=["srun", "torchrun"])
 def test_warned_a_job_saves_goes_back_into_the_queue_and_resumes(how, slurm, tmp_path):
+    """Also if the warning comes while its ranks still import torch."""
     job = BatchJob(slurm, "--ntasks-per-node", 1, SCRIPT, *how, *LESSON_12, cwd=tmp_path)
-    job.wait_for(": snapshot ")
+    job.wait_for("^each rank: ")
     # What Slurm does before the time limit.
     job.run("scancel", "--batch", "--signal=USR1", job.number)
     job.wait_for(" the lesson has saved its state and stopped: back into the queue$")

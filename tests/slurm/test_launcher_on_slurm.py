@@ -15,6 +15,7 @@ from support.run import (
     LAUNCHER,
     LESSONS,
     ROOT,
+    full,
     proof_of,
     proves,
     require_programs,
@@ -22,10 +23,9 @@ from support.run import (
 )
 from support.slurm_cluster import bring_up
 
-# Word for word what day2/NODES.md tells people to type, the account apart.
+# Word for word what day2/NODES.md tells people to type. A shell reads it, as if it were pasted.
 NODES = (ROOT / "day2" / "NODES.md").read_text()
-SALLOC = re.search("^salloc --nodes 2 .*$", NODES, re.M)[0].replace("<acc_name>", "abc")
-SALLOC = shlex.split(SALLOC)
+SALLOC = ["bash", "-c", re.search("^salloc --nodes 2 .*$", NODES, re.M)[0] + ' "$@"', "bash"]
 
 
 def run_in(slurm, *command, cwd):
@@ -128,9 +128,14 @@ def test_torchrun_on_unequal_nodes_and_a_slow_link(slurm, tmp_path):
     assert between < 100 < within  # 800 Mbit/s are 100 MB/s
 
 
-def test_in_a_shell_of_srun_the_launcher_is_no_rank(slurm, show, tmp_path):
+@pytest.mark.parametrize(
+    "shell",
+    ["srun -N 2 --ntasks-per-node 2", full("salloc -N 2 --ntasks-per-node 2 srun -N 1 -n 1")],
+)
+def test_in_a_shell_of_srun_the_launcher_is_no_rank(shell, slurm, show, tmp_path):
+    """It starts the ranks of the whole job, also if the shell's step has one of its nodes."""
     require_programs("script")
-    shell = "srun -N 2 --ntasks-per-node 2 -c 2 --pty bash --norc"
+    shell += " -c 2 --pty bash --norc"
     python = shlex.quote(sys.executable)
     typed = f"PYTHON={python} {shlex.quote(str(LAUNCHER))} show.py >said.txt 2>&1; exit\n"
     done = slurm.run("script", "-qec", shell, "/dev/null", input=typed, cwd=tmp_path)

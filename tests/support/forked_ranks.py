@@ -49,10 +49,11 @@ def be_rank(file, arguments, cwd, env, output):
     runpy.run_path(file, run_name="__main__")
 
 
-def run_ranks(ranks, file, *arguments, cwd, env=None, timeout=200, ranks_per_node=None):
+def run_ranks(ranks, file, *arguments, cwd, env=None, timeout=200, ranks_per_node=None, without=()):
     """Run a file on this many ranks; return (exit status, what they printed).
 
-    They are on one node, unless it is said how many are on each. Where one rank fails, its status
+    They are on one node, unless it is said how many are on each. Of torchrun's variables, those in
+    without are missing. Where one rank fails, its status
     is returned, and the others are ended.
     """
     ranks_per_node = ranks_per_node or ranks
@@ -69,6 +70,7 @@ def run_ranks(ranks, file, *arguments, cwd, env=None, timeout=200, ranks_per_nod
     with tempfile.NamedTemporaryFile() as output, contextlib.ExitStack() as stack:
         for rank in range(ranks):
             own = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank % ranks_per_node)}
+            own = {name: own[name] for name in own if name not in without}
             rest = [str(x) for x in arguments], str(cwd), own, output.name
             processes.append(FORKS.Process(target=be_rank, args=(str(file), *rest)))
             processes[-1].start()

@@ -25,9 +25,12 @@ def test_a_participant_can_use_it_and_change_nothing(monkeypatch):
         command = [ROOT / "scripts" / "share_with_class.sh", f"{folder}/my class"]
         output = output_of(run(command, 200, ROOT, {"PYTHON": BASE}), 1)
         assert output.endswith(f"participants can't enter {folder}: chmod a+rx there\n")
+        Path(folder).chmod(0o777)
+        output = output_of(run(command, 200, ROOT, {"PYTHON": BASE}), 1)
+        assert f": everyone can put a different folder there, in {folder}: choose" in output
         Path(folder).chmod(0o755)
         output = output_of(run(command, 200, ROOT, {"PYTHON": BASE}))
-        assert "=> every rank holds 1; the sum 0+1 is 1: ok\nEveryone can use it" in output
+        assert "is 1: ok\nEveryone can use it, and only you can change it." in output
         home = Path(folder, "home")
         home.mkdir(mode=0o777)
         home.chmod(0o777)

@@ -1,5 +1,6 @@
 """scripts/doctor.sh: says that all is well where it is, and names each fault that is planted."""
 
+import json
 import os
 import re
 import shutil
@@ -83,6 +84,22 @@ def test_a_rank_that_hangs_or_dies_is_named(what, tmp_path):
     # Where it dies, the launcher names it and may end the other before that one has answered.
     assert re.match(r"rank (0, )?1 did not answer; answers came only from ", problems["answers"])
     assert "\n=> not ready: " in output
+
+
+def test_the_exit_status_is_the_verdicts(tmp_path):
+    """A launcher that was stopped has the answers of all ranks: a busy node still imports."""
+    lines = ["nodes: node1 node2, ranks on each: 1, in all: 2"]
+    torch = {"Python": VERSIONS["Python"], "torch": VERSIONS["torch"]}
+    lines += [json.dumps(facts_of(0, busy=False))]
+    lines += [json.dumps(facts_of(1, busy=False, versions=torch))]
+    copy_tree(ROOT / "scripts", tmp_path / "scripts")
+    launcher = tmp_path / "scripts" / "multinode_setup_and_run.sh"
+    launcher.write_text("#!/bin/sh\ncat <<'END'\n" + "\n".join(lines) + "\nEND\nexit 124\n")
+    command = tmp_path / "scripts" / "doctor.sh"
+    status, output, problems = diagnose("--local", "2", cwd=tmp_path, command=command)
+    assert (status, problems) == (0, {}), output
+    assert "note versions: on node2 there was no time to import the other packages\n" in output
+    assert output.endswith("=> ready: 6 checks ok, 2 ranks\n")
 
 
 @pytest.mark.parametrize("arguments", [("--no-such-option",), ("--local", "0"), ()])

@@ -65,10 +65,9 @@ def make_points():
 
 def average_gradients(model, world_size):
     """Replace each gradient by its mean over the ranks. They all must call this."""
-    for parameter in model.parameters():
-        if parameter.requires_grad:  # not frozen
-            dist.all_reduce(parameter.grad)  # the sum over the ranks, in place
-            parameter.grad /= world_size  # the mean, not the sum
+    for parameter in model.parameters():  # none is frozen
+        dist.all_reduce(parameter.grad)  # the sum over the ranks, in place
+        parameter.grad /= world_size  # the mean, not the sum
 
 
 # ---- Shared helpers, identical in every exercise

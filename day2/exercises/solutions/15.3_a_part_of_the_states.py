@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.nn.utils import vector_to_parameters
 
 
 def pad(vector):
@@ -26,19 +26,36 @@ def pad(vector):
     return F.pad(vector, (0, missing))
 
 
+def flatten(tensors):
+    """Return all tensors as one vector, whatever their order in memory."""
+    return torch.cat([tensor.detach().flatten() for tensor in tensors])
+
+
+def note_version(parameter):
+    """After backward: note how often the gradient has been written to."""
+    parameter.noted = parameter.grad._version
+
+
 class ZeroOne:
     """An optimizer for a model that all ranks hold whole: ZeRO, stage 1.
 
     It sees all parameters as one vector. Each rank has one part of it, and all parts
     have the same length: 193 parameters on 4 ranks need 3 zeros at the end. So
     the optimizer must treat each number by itself, as Adam and SGD do. Load the model's
-    weights before.
+    weights before. Clip in step, by the norm of the mean gradient: of all its parts.
     """
 
     def __init__(self, model, optimizer, **options):
+        self.model = model
+        self.trained = [x.requires_grad for x in model.parameters()]  # False: frozen
+        all_ranks = [None] * dist.get_world_size()
+        dist.all_gather_object(all_ranks, self.trained)
+        assert all(x == self.trained for x in all_ranks), "ranks froze other layers"
         self.parameters = [x for x in model.parameters() if x.requires_grad]
+        for parameter in self.parameters:
+            parameter.register_post_accumulate_grad_hook(note_version)
         assert len({x.dtype for x in self.parameters}) == 1, "parameters of two dtypes"
-        everything = parameters_to_vector(self.parameters).detach()
+        everything = flatten(self.parameters)
         # Adam makes states for what it is given: a part, so a part of the states.
         parts = pad(everything).chunk(dist.get_world_size())
         self.own = parts[dist.get_rank()].clone()
@@ -46,9 +63,13 @@ class ZeroOne:
 
     def step(self):
         """Take a step along the mean of all ranks' gradients. All must call this."""
+        trained = [x.requires_grad for x in self.model.parameters()]
+        assert trained == self.trained, "frozen or unfrozen: make a new ZeroOne"
         gradients = [x.grad for x in self.parameters]
         assert None not in gradients, "no gradient: freeze what the loss does not use"
-        gradient = parameters_to_vector(gradients)
+        same = all(x.grad._version == x.noted for x in self.parameters)
+        assert same, "changed after backward: clip the mean of all ranks, in step"
+        gradient = flatten(gradients)
         gradient = pad(gradient)
         # An all_reduce is a reduce-scatter and an all-gather. Here the step is between
         # the two, so the ranks send as much as before: gradients, then parameters.

@@ -63,9 +63,9 @@ def train_step(stage, todo, x, y):
     rank = dist.get_rank()
     last = rank == dist.get_world_size() - 1
     micro_batches = sum(what == "F" for what, _ in todo)
-    inputs = x.chunk(micro_batches)
-    targets = y.chunk(micro_batches)
-    weights = list(stage.parameters())
+    inputs = x.unflatten(0, (micro_batches, -1))  # of one size, or this is an error
+    targets = y.unflatten(0, (micro_batches, -1))
+    weights = [x for x in stage.parameters() if x.requires_grad]  # not frozen
     loss = 0.0
     held = {}  # what F leaves until W is done
     log, sent = [], []
@@ -87,7 +87,8 @@ def train_step(stage, todo, x, y):
             held[number] = x, out, gradient
         if what in ("W", "BW"):
             x, out, gradient = held.pop(number)
-            out.backward(gradient, inputs=weights)  # of the weights only: adds up
+            if weights:
+                out.backward(gradient, inputs=weights)  # of the weights only: adds up
         # B sends immediately. BW is one piece: nothing leaves before W is done, too.
         if what in ("B", "BW") and rank > 0:
             sent.append(dist.isend(x_grad, rank - 1))
