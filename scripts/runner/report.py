@@ -1,21 +1,20 @@
 """Write the report of a run: what this machine did, in one page that opens without a network.
 
-Called by run_course.py. Every number is from a lesson of this run, or from the record of a
-comparable machine. Nothing is drawn from a lesson that failed.
+Called by run_course.py. Every number is from a lesson of this run. Nothing is drawn from a lesson
+that failed.
 
 A result is a dict: id and idea of the lesson; what run_lesson.run returns; files, the paths of the
 event files and traces that the lesson wrote.
 """
 
 import io
-import json
 import re
 import time
 from pathlib import Path
 
 import jinja2
 import numpy as np
-from catalog import ROOT, load
+from catalog import load
 from loss_curves import losses, thinned
 from markupsafe import Markup, escape
 from matplotlib import style
@@ -150,26 +149,10 @@ SPEEDS = {
 }
 
 
-def comparable(own):
-    """Return the record of the machine that is most like this line on a machine, or {}."""
-    texts = [file.read_text() for file in sorted((ROOT / "tests" / "records").glob("*.json"))]
-    records = {next(iter(x.values()))["on"]: x for x in map(json.loads, texts)}
-    same_kind = [on for on in records if ("no GPU" in on) == ("no GPU" in own)]
-    # Each line begins with the system and the number of CPU cores: Linux, 2 CPU cores.
-    more_cores = {on: abs(int(on.split()[1]) - int(own.split()[1])) for on in same_kind}
-    nearest = min(more_cores, key=more_cores.get, default=None)
-    return records.get(nearest, {})
-
-
-def compared(result, record):
-    """Return a result with recorded and speeds, [(unit, here, recorded)]."""
-    note = record.get(result["id"], {"seconds": "", "output": [], "showed": result["showed"]})
-    texts = result["output"], "\n".join(note["output"])
-    speeds = [("s", f"{result['seconds']:.1f}", note["seconds"])]
-    for unit, pattern in SPEEDS.items():
-        here, there = ((re.findall(pattern, text, re.M) or [""])[-1] for text in texts)
-        speeds += [(unit, here, there)] if here else []
-    return {**result, "recorded": note["showed"], "speeds": speeds}
+def speeds(result):
+    """Return how long a lesson took and how fast it was, a list of texts with units."""
+    found = {unit: re.findall(pattern, result["output"], re.M) for unit, pattern in SPEEDS.items()}
+    return [f"{result['seconds']:.1f} s", *(f"{x[-1]} {unit}" for unit, x in found.items() if x)]
 
 
 def code(text):
@@ -182,18 +165,15 @@ def write(path, results, command):
 
     results: as above; command: what the user typed.
     """
-    own = described()
-    record = comparable(own)
     well = {x["id"]: x for x in results if not x["problem"] and not x["skipped"]}
     template = Path(__file__).with_name("report.html.j2").read_text()
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["code"] = code
     page = environment.from_string(template).render(
-        results=[compared(x, record) for x in results],
+        results=[{**x, "speeds": speeds(x)} for x in results],
         summary=summary(results),
         figures=draw(well),
-        recorded=sorted({f"{x['on']} ({x['recorded']})" for x in record.values()}),
-        here=f"{own} ({time.strftime('%Y-%m-%d %H:%M')}, `{command}`)",
+        here=f"{described()} ({time.strftime('%Y-%m-%d %H:%M')}, `{command}`)",
     )
     path.parent.mkdir(exist_ok=True)
     path.write_text(page, encoding="utf-8")

@@ -6,7 +6,6 @@ import re
 import sys
 
 import pytest
-from docs.records import read_records
 from markupsafe import escape
 from matplotlib.figure import Figure
 from runner import report, run_course
@@ -180,11 +179,6 @@ def test_the_time_line_shows_when_a_rank_did_what(tmp_path):
         (bar,) = collection.get_paths()  # a short gap does not split it
         corners = bar.vertices[:, 0]
         assert [min(corners), max(corners)] == pytest.approx(bars[collection.get_label()], abs=0.03)
-
-
-def test_a_machine_is_compared_with_one_of_its_kind():
-    for record in read_records().values():
-        assert report.comparable(record["0"]["on"]) == record
 
 
 def test_only_what_ran_well_is_drawn(tmp_path):
