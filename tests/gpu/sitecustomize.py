@@ -15,9 +15,7 @@ With neither of the first two, nothing is changed. A real GPU is hidden by it. T
 they do for torch, and are read at every call, as STANDIN_GPUS is.
 """
 
-import importlib.util
 import os
-import sys
 
 KINDS = {"cuda": "cuda", "hip": "cuda", "xpu": "xpu", "none": "cpu"}  # and the type of the device
 
@@ -95,24 +93,7 @@ def stand_in(torch):
     torch.distributed.is_xccl_available = lambda: kind() == "xpu"
 
 
-class Finder:
-    """Has the stand-in step in as soon as torch has been imported."""
-
-    def find_spec(self, name, path=None, target=None):
-        """Return what Python would find, with one more thing to do after the import."""
-        if name != "torch":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        execute = spec.loader.exec_module
-
-        def exec_module(module):
-            execute(module)
-            stand_in(module)
-
-        spec.loader.exec_module = exec_module
-        return spec
-
-
 if "STANDIN_GPUS" in os.environ or "STANDIN_KIND" in os.environ:
-    sys.meta_path.insert(0, Finder())
+    import torch
+
+    stand_in(torch)
