@@ -1,13 +1,11 @@
-"""A real Slurm: what people type in an allocation, and the cluster of local_slurm.sh."""
+"""A real Slurm: what people type in an allocation."""
 
 import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 from itertools import groupby
-from pathlib import Path
 
 import pytest
 from support.cases import arguments_of
@@ -21,7 +19,6 @@ from support.run import (
     require_programs,
     skip_or_fail_in_ci,
 )
-from support.slurm_cluster import bring_up
 
 # Word for word what day2/NODES.md tells people to type. A shell reads it, as if it were pasted.
 NODES = (ROOT / "day2" / "NODES.md").read_text()
@@ -156,27 +153,3 @@ def test_each_lesson_runs_on_nodes(lesson_id, slurm, tmp_path, tmp_path_factory)
     output = run_in(slurm, "salloc", "--nodes", len(nodes), *command, *few, cwd=tmp_path)
     assert proves(output), output
     assert f"nodes: {' '.join(nodes)}, ranks on each: 1, in all: {len(nodes)}\n" in output
-
-
-def test_a_second_cluster_beside_the_first_leaves_nothing_behind(slurm, tmp_path):
-    require_programs("ps", "ip")
-    folder = f"/run/local-slurm-second-{os.getpid()}"
-
-    def traces():
-        commands = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
-        links = subprocess.run(["ip", "link"], capture_output=True, text=True).stdout
-        mounts = Path("/proc/self/mounts").read_text()
-        return folder in commands, folder in mounts, links, os.path.exists(folder)
-
-    before = traces()
-    with bring_up(2, "second") as cluster:
-        show = 'echo "$SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"'
-        step = ("srun", "--nodes", 2, "--gpus-per-node", 3, "sh", "-c", show)
-        done = cluster.run(*step, cwd=tmp_path)
-        assert sorted(done.stdout.splitlines()) == ["node1 0,1,2", "node2 0,1,2"], done.stderr
-        cluster.run("sbatch", "--wrap", "sleep 1000", cwd=tmp_path)
-        assert cluster.call("up").returncode == 1  # there is one already
-    assert traces() == before
-    assert cluster.run("true").returncode == 1
-    assert slurm.run("true").returncode == 0
-    assert cluster.call("down").returncode == 0  # nothing to do is no fault

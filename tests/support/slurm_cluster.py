@@ -42,4 +42,6 @@ def bring_up(nodes, name):
     try:
         yield types.SimpleNamespace(call=call, run=run, pid=pid, env=env, folder=folder)
     finally:
-        assert call("down").returncode == 0
+        assert call("down").returncode == 0  # it ends all processes, or says which it cannot
+        assert not folder.exists()
+        assert str(folder) not in Path("/proc/self/mounts").read_text()
