@@ -63,7 +63,7 @@ if __name__ == "__main__":
     args = parser.parse_args()
     ranks = int(os.environ.get("WORLD_SIZE", args.processes or 4))
     if not 0 < ranks <= 1000 or args.processes not in (None, ranks):
-        parser.error("processes must be 1 to 1000, or as many as torchrun started")
+        parser.error("processes must be 1 to 1000, or WORLD_SIZE, which torchrun sets")
     if "RANK" in os.environ:  # torchrun has started this process, with all variables
         run(int(os.environ["RANK"]), ranks)
     else:

@@ -242,7 +242,7 @@ def parse_args():
         parser.error("bucket-mb must be at least 1")
     ranks = int(os.environ.get("WORLD_SIZE", args.processes or 4))
     if not 0 < ranks <= 1000 or args.processes not in (None, ranks):
-        parser.error("processes must be 1 to 1000, or as many as torchrun started")
+        parser.error("processes must be 1 to 1000, or WORLD_SIZE, which torchrun sets")
     args.processes = ranks
     timeout = os.environ.get("DIST_TIMEOUT", "60")
     if not timeout.isdecimal() or not 0 < int(timeout) < 2**31:

@@ -148,7 +148,7 @@ def follow(command, env):
             raise
     if process.returncode:
         if any("Retrying (" in line for line in others):
-            print("The index did not answer, at several tries.")
+            print("Several tries to reach the index have failed.")
         told = [line for line in others if "Retrying (" not in line and "Location" not in line]
         print("\n".join(told[-10:]), flush=True)
     return process.returncode == 0

@@ -80,10 +80,10 @@ def main():
     results = run_all(lessons)
     print_table(results)
     print("Now the report.", flush=True)
-    from runner.report import write  # here, because what it imports takes seconds to load
-
     try:
         with SignOfLife():
+            from runner.report import write  # here, because what it imports takes seconds to load
+
             write(REPORT, results, shlex.join(["scripts/run_course.sh", *sys.argv[1:]]))
     except OSError as error:
         sys.exit(f"The report could not be written: {error}")

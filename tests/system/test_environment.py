@@ -229,6 +229,8 @@ def test_pip_s_settings_reach_uv_and_a_dead_index_is_left(shell, course, uv, whe
     dead = "http://me:secret@127.0.0.1:9/simple"
     conf = tmp_path / "pip.conf"
     conf.write_text(f"[global]\nindex-url = {one}\nextra-index-url = {more}\n  {dead}\n")
+    said = output_of(shell(*LIST, TORCH_INDEX=dead, **uv), 1)
+    assert said.endswith("/simple does not answer. Leave TORCH_INDEX out, or correct it.\n")
     output = output_of(shell(*LIST, **{**uv, "UV_DEFAULT_INDEX": "", "PIP_CONFIG_FILE": str(conf)}))
     assert "http://127.0.0.1:9/simple does not answer: going on without it.\n" in output
     assert "secret" not in output
@@ -287,6 +289,53 @@ def test_torch_comes_from_the_index_that_is_named(program, shell, course, tmp_pa
     output_of(shell(*LIST, TORCH_INDEX=index, **pypi))
     assert installer_of(course, "torch") == program
     assert torch_of(shell) == f"{course / '.venv'} 2.15.0+cpu 0.29.2+cpu"
+
+
+# PyTorch's own index, in a namespace where its name leads to this machine.
+INDEX = """
+set -e
+ip link set lo up
+cd index
+for name in ca own; do
+  openssl req -newkey rsa:2048 -nodes -keyout $name.key -subj /CN=$name -out $name.csr
+done
+openssl x509 -req -in ca.csr -signkey ca.key -out ca.pem -extfile <(echo basicConstraints=CA:TRUE)
+openssl x509 -req -in own.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out own.pem \\
+  -extfile <(echo subjectAltName=DNS:download.pytorch.org)
+echo 127.0.0.1 download.pytorch.org >hosts
+mount --bind hosts /etc/hosts
+python3 -c '
+import http.server, ssl
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 443), http.server.SimpleHTTPRequestHandler)
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain("own.pem", "own.key")
+server.socket = context.wrap_socket(server.socket, server_side=True)
+server.serve_forever()' &
+trap 'kill $!' EXIT
+SSL_CERT_FILE=$PWD/ca.pem ../scripts/run_course.sh --list
+"""
+
+
+@pytest.mark.full
+def test_without_a_gpu_torch_is_the_build_for_cpus(shell, course, uv, site, tmp_path):
+    needed = ["unshare", "mount", "openssl", "ip"]
+    if os.geteuid() or not all(map(shutil.which, needed)) or installer.has_gpu():
+        skip_or_fail_in_ci("needs root, unshare, openssl and ip, and no GPU")
+    for name, version, *requires in (("torch", "2.15.0"), ("torchvision", "0.29.2", "torch")):
+        folder = course / "index" / "whl" / "cpu" / name
+        folder.mkdir(parents=True)
+        make_wheel(folder, name, f"{version}+cpu", *requires)
+        [wheel] = folder.glob("*.whl")
+        (folder / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
+    (tmp_path / "no Slurm").mkdir()
+    for name in [*EVERYWHERE, *needed]:
+        (tmp_path / "no Slurm" / name).symlink_to(shutil.which(name))
+    path = {"PATH": f"{site('nothing')['PATH']}{uv['PATH']}{tmp_path / 'no Slurm'}"}
+    env = {**uv, **path, "HTTPS_PROXY": "", "https_proxy": ""}
+    command = ["/usr/bin/env", *(f"{name}={value}" for name, value in env.items())]
+    output = output_of(shell(*command, "unshare", "-n", "-m", "bash", "-c", INDEX))
+    assert "\nWithout a GPU, this takes PyTorch's build for CPUs: 1.5 GB on disk.\n" in output
+    assert torch_of(shell).endswith(" 2.15.0+cpu 0.29.2+cpu")
 
 
 @pytest.mark.full
