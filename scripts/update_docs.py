@@ -6,7 +6,7 @@ scripts/docs/blocks.py says which kinds there are.
 Usage: scripts/update_docs.py              fill in all blocks
        scripts/update_docs.py --check      change nothing; exit status 1 if something is stale
        scripts/update_docs.py --record     run every lesson as run_course.sh would, and write what
-                                           they printed into tests/records, into the file of this
+                                           they printed into data/records, into the file of this
                                            kind of machine. The pages show the one of 2 CPU cores
        scripts/update_docs.py --record 8   run only these lessons, and keep the other records.
                                            6.wrong is 6 with the wrong line of variants.toml

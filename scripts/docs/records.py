@@ -1,6 +1,6 @@
 """Records of what the lessons printed and of what the tests of faults saw, tables and values.
 
-A record is a file of tests/records for a kind of machine: {lesson id: what is known of its run}.
+A record is a file of data/records for a kind of machine: {lesson id: what is known of its run}.
 Lessons whose curves the slides show keep them, thinned: {name: [[images seen], [mean loss]]}.
 Values are the numbers of recorded runs that sentences name; scripts/values.toml lists them.
 """
@@ -17,7 +17,7 @@ from catalog import ROOT
 from docs.pages import table
 from loss_curves import losses, thinned
 
-RECORDS = ROOT / "tests" / "records"
+RECORDS = ROOT / "data" / "records"
 SHOWN = "2-cpu-cores"  # the record whose output the pages show
 CURVES = ["2", "6", "8", "10"]  # the lessons whose curves the slides show
 POINTS = 60  # of a curve, at most
