@@ -25,7 +25,7 @@ In decks only:
     <!-- begin consequence 4.1 -->  what follows from its mistake
     <!-- end -->
 
-In a sentence, a value of the recorded run of a lesson, by its name in scripts/values.toml:
+In a sentence, a value of the recorded run of a lesson, by its name in data/records/values.toml:
 
     <!-- n 4.images_per_s -->21,914<!-- /n -->
 
@@ -65,7 +65,7 @@ class Course:
         for name, x in self.variants.items():
             self.runs[f"{name}.wrong"] = self.lessons[name] | {"arguments": [], **x}
         self.records = records.read_records()
-        self.values = tomllib.loads((SCRIPTS / "values.toml").read_text())
+        self.values = tomllib.loads((records.RECORDS / "values.toml").read_text())
         self.faults = None  # the table, where the tests of faults have just been run
 
 

@@ -2,7 +2,7 @@
 
 A record is a file of data/records for a kind of machine: {lesson id: what is known of its run}.
 Lessons whose curves the slides show keep them, thinned: {name: [[images seen], [mean loss]]}.
-Values are the numbers of recorded runs that sentences name; scripts/values.toml lists them.
+Values are the numbers of recorded runs that sentences name; data/records/values.toml lists them.
 """
 
 import json

@@ -27,6 +27,7 @@ def make_wheel(folder, name, version, *requires, files=None):
     metadata += [f"Requires-Dist: {text}" for text in requires]
     contents = {
         f"{name}/__init__.py": f'__version__ = "{version}"\n',
+        f"{name}/distributed.py": "def TCPStore(*where, **how):\n    pass\n",  # for the launcher
         **(files or {}),
         f"{info}/METADATA": "\n".join([*metadata, ""]),
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
@@ -121,16 +122,14 @@ def shell(course, wheels, site):
 
 
 @pytest.fixture
-def uv(tmp_path, wheels):
-    """What to export if uv is there and has the wheels on its index, and pip has no settings."""
-    beside = Path(sys.executable).parent
-    uv = shutil.which("uv", path=f"{os.environ['PATH']}:{beside}")
+def uv(tmp_path):
+    """What to export so that uv is in PATH. It is told what pip is told."""
+    uv = shutil.which("uv", path=f"{os.environ['PATH']}:{Path(sys.executable).parent}")
     if not uv:
         skip_or_fail_in_ci("needs uv: pip install uv")
     (tmp_path / "own bin").mkdir()
     (tmp_path / "own bin" / "uv").symlink_to(uv)
-    variables = {"PATH": f"{tmp_path / 'own bin'}:", "PIP_NO_INDEX": "", "PIP_FIND_LINKS": ""}
-    return {**variables, "UV_DEFAULT_INDEX": make_index(tmp_path / "pypi", wheels)}
+    return {"PATH": f"{tmp_path / 'own bin'}:"}
 
 
 LIST = ("scripts/run_course.sh", "--list")
@@ -145,9 +144,11 @@ def torch_of(shell, **variables):
 
 @pytest.mark.parametrize("kind", ["PYTHONPATH", full("venv")])
 def test_the_torch_of_a_site_is_kept_and_gets_the_torchvision_that_fits(
-    kind, site, shell, course, tmp_path
+    kind, site, shell, course, uv, tmp_path
 ):
+    """Also with uv in PATH, which would replace it: it does not see what is outside of .venv."""
     active = site("pytorch 2.6", "torch-2.6.0", kind=kind)
+    active["PATH"] = active.get("PATH", "") + uv["PATH"]
     before = sorted((tmp_path / "site" / "pytorch 2.6").rglob("*"))
     output = output_of(shell(*LIST, **active))
     assert output.startswith(
@@ -229,9 +230,10 @@ def test_pip_s_settings_reach_uv_and_a_dead_index_is_left(shell, course, uv, whe
     dead = "http://me:secret@127.0.0.1:9/simple"
     conf = tmp_path / "pip.conf"
     conf.write_text(f"[global]\nindex-url = {one}\nextra-index-url = {more}\n  {dead}\n")
-    said = output_of(shell(*LIST, TORCH_INDEX=dead, **uv), 1)
+    pips = {**uv, "PIP_NO_INDEX": "", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": str(conf)}
+    said = output_of(shell(*LIST, TORCH_INDEX=dead, **pips), 1)
     assert said.endswith("/simple does not answer. Leave TORCH_INDEX out, or correct it.\n")
-    output = output_of(shell(*LIST, **{**uv, "UV_DEFAULT_INDEX": "", "PIP_CONFIG_FILE": str(conf)}))
+    output = output_of(shell(*LIST, **pips))
     assert "http://127.0.0.1:9/simple does not answer: going on without it.\n" in output
     assert "secret" not in output
     assert installer_of(course, "torchvision") == "uv"
@@ -247,17 +249,8 @@ def test_an_installation_says_that_it_goes_on_and_what_stopped_it(monkeypatch, c
 
 
 @pytest.mark.full
-def test_uv_does_not_replace_the_torch_of_a_site(shell, course, uv, site):
-    """It would, because it does not see what is outside of .venv. pip finds no torchvision here."""
-    active = site("pytorch", "torch-2.6.0")
-    output_of(shell(*LIST, **{**uv, "PATH": active["PATH"] + uv["PATH"]}), 1)
-    assert not list((course / ".venv").rglob("torch*"))
-
-
-@pytest.mark.full
-def test_pip_goes_on_where_uv_fails(shell, course, uv, wheels):
-    pips = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "UV_CONCURRENT_DOWNLOADS": "?"}
-    output = output_of(shell(*LIST, **{**uv, **pips}))
+def test_pip_goes_on_where_uv_fails(shell, course, uv):
+    output = output_of(shell(*LIST, **uv, UV_CONCURRENT_DOWNLOADS="?"))
     assert re.search(r"^uv failed: .* pip goes on, and is slower\.$", output, re.M), output
     assert installer_of(course, "torch") == "pip"
 
@@ -277,16 +270,17 @@ def test_a_python_that_is_too_old_gets_a_sentence(monkeypatch):
 
 
 @pytest.mark.parametrize("program", ["pip", full("uv")])
-def test_torch_comes_from_the_index_that_is_named(program, shell, course, tmp_path, request):
+def test_torch_comes_from_the_index_that_is_named(
+    program, shell, course, wheels, tmp_path, request
+):
     builds = tmp_path / "builds"
     builds.mkdir()
     make_wheel(builds, "torch", "2.15.0+cpu")
     make_wheel(builds, "torchvision", "0.29.2+cpu")
     index = make_index(tmp_path / "cpu", builds)
-    pypi = {"PIP_NO_INDEX": "", "PIP_INDEX_URL": (tmp_path / "nowhere").as_uri()}
-    if program == "uv":
-        pypi = request.getfixturevalue("uv")
-    output_of(shell(*LIST, TORCH_INDEX=index, **pypi))
+    pypi = {"PIP_NO_INDEX": "", "PIP_INDEX_URL": make_index(tmp_path / "pypi", wheels)}
+    path = request.getfixturevalue("uv") if program == "uv" else {}
+    output_of(shell(*LIST, TORCH_INDEX=index, **pypi, **path))
     assert installer_of(course, "torch") == program
     assert torch_of(shell) == f"{course / '.venv'} 2.15.0+cpu 0.29.2+cpu"
 
@@ -296,12 +290,10 @@ INDEX = """
 set -e
 ip link set lo up
 cd index
-for name in ca own; do
-  openssl req -newkey rsa:2048 -nodes -keyout $name.key -subj /CN=$name -out $name.csr
-done
-openssl x509 -req -in ca.csr -signkey ca.key -out ca.pem -extfile <(echo basicConstraints=CA:TRUE)
-openssl x509 -req -in own.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out own.pem \\
-  -extfile <(echo subjectAltName=DNS:download.pytorch.org)
+new="openssl req -x509 -newkey rsa:2048 -nodes"
+$new -subj /CN=ca -keyout ca.key -out ca.pem
+$new -subj /CN=own -keyout own.key -out own.pem -CA ca.pem -CAkey ca.key \\
+  -addext basicConstraints=CA:FALSE -addext subjectAltName=DNS:download.pytorch.org
 echo 127.0.0.1 download.pytorch.org >hosts
 mount --bind hosts /etc/hosts
 python3 -c '
@@ -317,7 +309,7 @@ SSL_CERT_FILE=$PWD/ca.pem ../scripts/run_course.sh --list
 
 
 @pytest.mark.full
-def test_without_a_gpu_torch_is_the_build_for_cpus(shell, course, uv, site, tmp_path):
+def test_without_a_gpu_torch_is_the_build_for_cpus(shell, course, uv, site, wheels, tmp_path):
     needed = ["unshare", "mount", "openssl", "ip"]
     if os.geteuid() or not all(map(shutil.which, needed)) or installer.has_gpu():
         skip_or_fail_in_ci("needs root, unshare, openssl and ip, and no GPU")
@@ -331,7 +323,8 @@ def test_without_a_gpu_torch_is_the_build_for_cpus(shell, course, uv, site, tmp_
     for name in [*EVERYWHERE, *needed]:
         (tmp_path / "no Slurm" / name).symlink_to(shutil.which(name))
     path = {"PATH": f"{site('nothing')['PATH']}{uv['PATH']}{tmp_path / 'no Slurm'}"}
-    env = {**uv, **path, "HTTPS_PROXY": "", "https_proxy": ""}
+    pypi = {"PIP_NO_INDEX": "", "PIP_INDEX_URL": make_index(tmp_path / "pypi", wheels)}
+    env = {**path, **pypi, "HTTPS_PROXY": "", "https_proxy": ""}
     command = ["/usr/bin/env", *(f"{name}={value}" for name, value in env.items())]
     output = output_of(shell(*command, "unshare", "-n", "-m", "bash", "-c", INDEX))
     assert "\nWithout a GPU, this takes PyTorch's build for CPUs: 1.5 GB on disk.\n" in output
