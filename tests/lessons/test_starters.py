@@ -25,7 +25,8 @@ def test_kubernetes_gives_no_local_rank(lesson_id, tmp_path, tmp_path_factory):
 def test_the_line_of_the_page_tells_the_ranks_of_mpirun_who_they_are(tmp_path):
     page = (ROOT / "day2" / "NODES.md").read_text()
     (line,) = re.findall("^mpirun -np 2 (bash -c '.* )train.py'$", page, re.M)
-    line += f"{ROOT / LESSONS['6']['file']} --epochs 1 --max-steps 3'"
+    file = str(ROOT / LESSONS["6"]["file"]).replace(" ", r"\ ")
+    line += f"{file} --epochs 1 --max-steps 3'"
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20_000 + os.getpid() % 10_000)}
     given = "OMPI_COMM_WORLD_RANK={0} OMPI_COMM_WORLD_LOCAL_RANK={0} OMPI_COMM_WORLD_SIZE=2 "
     both = f"{given.format(0)}{line} & {given.format(1)}{line} & wait"

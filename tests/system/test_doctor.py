@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 import pytest
 from doctor import probe, table
-from support.run import ROOT, copy_tree, run
+from support.run import ROOT, copy_tree, run, skip_or_fail_in_ci
 
 DOCTOR = ROOT / "scripts" / "doctor.sh"
 
@@ -17,6 +17,8 @@ def diagnose(*arguments, cwd, command=DOCTOR, env=None):
     """Run the doctor. Return its exit status, output, and {check: what it says is wrong}."""
     status, output = run([command, *arguments], 90, cwd, env)
     assert not list(cwd.glob(".doctor*")), "it leaves a file"
+    if "there was no time to import" in output:  # it says so, and cannot look at the packages
+        skip_or_fail_in_ci("the machine is too busy for the doctor")
     return status, output, dict(re.findall(r"^FAIL (.*?): (.*)$", output, re.M))
 
 
