@@ -3,11 +3,11 @@
 Run on every rank by test_silent.py, and as one process: that is the reader's own program, too, with
 the same fault in it. The argument is the page day2/SILENT.md, whose checks are used.
 At the end rank 0 prints JSON: {program or fault: {"says": what the checks say, "losses", "norms"
-of the gradients and "rates": of the steps, "messages": of DDP, "first": samples of each epoch,
-"trained": samples in an epoch, "repeats": whether the same test twice gives the same, with
-dropout}}.
+of the gradients and "rates": of the steps, "messages": of DDP, "first": samples and "scores": of
+each epoch, "repeats": whether the same test twice gives the same, with dropout}}.
 """
 
+import copy
 import hashlib
 import io
 import json
@@ -30,6 +30,7 @@ FAULTS = {
     "copies of the data differ": "plain",
     "a different random split on each rank": "plain",
     "ranks have frozen different layers": "plain",
+    "ranks number the classes differently": "plain",
     "one rank skips a step": "plain",
     "one rank's batches are smaller": "plain",
     "every rank has the same data": "plain",
@@ -42,15 +43,21 @@ FAULTS = {
     "an old checkpoint on one rank": "plain",
     "a layer is unfrozen after wrapping": "plain",
     "buffers are not synchronized": "buffers",
+    "averaged weights (EMA) on rank 0 only": "EMA",
+    "the rate follows a rank's own score": "rate by score",
+    "the best model is chosen by a rank's own score": "plain",
+    "`set_epoch` on rank 0 only": "plain",
     "no `set_epoch`": "plain",
     "one rank's data is shifted": "plain",
     "gradients are added up, not averaged": "by hand",
     "the loss is multiplied by the world size": "plain",
     "the loss is a sum over the batch": "plain",
+    "the loss is a weighted mean": "plain",
     "an optimizer sees a rank's rows only": "Muon",
     "gradients are added up, but with Adam": "by hand, Adam",
     "the loss is multiplied, but with Adam": "Adam",
     "the scheduler takes a step for each rank": "schedule",
+    "the test's F1 is averaged over the ranks": "plain",
     "`no_sync` around `backward` only": "two batches a step",
     "the same dropout on all ranks": "dropout",
     "a test without `eval()`": "dropout",
@@ -73,16 +80,16 @@ def make_model(program, seed=0):
     return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
-def load_data(wrong, rank):
-    """Return 120 of 130 samples for training, and names and labels of all that this rank has."""
+def load_data(wrong, rank, program):
+    """Return most samples for training, and names and labels of all that this rank has."""
     numbers = list(range(130))
     if wrong == "copies of the data differ" and rank == 1:
         numbers[7] = 130  # another one, so there are as many as before
     labels = LABELS.roll(1) if wrong == "labels of other images" else LABELS
     seed = rank if wrong == "a different random split on each rank" else 0
-    generator = torch.Generator().manual_seed(seed)
     data = TensorDataset(IMAGES[numbers], labels[numbers])
-    train_set, _ = random_split(data, [120, 10], generator)
+    parts = [119, 11] if program == "dropout" else [120, 10]  # with 119, samplers repeat some
+    train_set, _ = random_split(data, parts, torch.Generator().manual_seed(seed))
     return train_set, [(f"{number}.png", labels[number].item()) for number in numbers]
 
 
@@ -116,8 +123,9 @@ def gradients(wrong, program, model, plain, images, labels, last):
     silent = model.no_sync() if program == "two batches a step" and not last else nullcontext()
     late = wrong == "`no_sync` around `backward` only"
     reduction = "sum" if wrong == "the loss is a sum over the batch" else "mean"
+    weight = torch.arange(1.0, 4) if wrong == "the loss is a weighted mean" else None
     with nullcontext() if late else silent:
-        loss = F.cross_entropy(forward(images), labels, reduction=reduction)
+        loss = F.cross_entropy(forward(images), labels, weight, reduction=reduction)
         factor = world_size if (wrong or "").startswith("the loss is multiplied") else 1
         factor /= 2 if program == "two batches a step" else 1
         with silent if late else nullcontext():
@@ -149,19 +157,19 @@ def train(program, wrong, page, seen):
     """Train with a fault, or without one if wrong is None. Fill in seen."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     check = page["check_ranks"]
-    train_set, samples_here = load_data(wrong, rank)
+    train_set, samples_here = load_data(wrong, rank, program)
     page["check_data"](samples_here, "cpu")
     page["check_data"](train_set.indices, "cpu")
+    classes = [0, 1, 2][:: -1 if wrong == "ranks number the classes differently" and rank else 1]
+    page["check_data"](classes, "cpu", "list of classes")
     plain, optimizer = make_model(program, rank if wrong == "other first weights" else 0)
-    # A long training: its first steps hardly differ.
-    decay = 1 / 3e7 if program == "schedule" else 0
+    decay = 1 / 3e7 if program == "schedule" else 0  # so slow that ten steps hardly differ
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - decay * step)
     if wrong == "ranks have frozen different layers":
         plain[3 * min(rank, 1)].requires_grad_(False)
     trained = [(name, x.requires_grad) for name, x in plain.named_parameters()]
     page["check_data"](trained, "cpu", "list of frozen layers")
     if wrong == "an old checkpoint on one rank" and rank == 1:
-        # DDP copies the weights of rank 0 to all ranks, but not what the optimizer has.
         for parameter in plain.parameters():
             optimizer.state[parameter]["momentum_buffer"] = torch.full_like(parameter, 0.01)
     plain[0].requires_grad_(wrong != "a layer is unfrozen after wrapping")
@@ -176,12 +184,14 @@ def train(program, wrong, page, seen):
         batch_size -= 1
     place = 0 if wrong == "every rank has the same data" else rank
     sampler = DistributedSampler(train_set, world_size, place)
+    tested = copy.deepcopy(plain) if program == "EMA" else plain
     losses = []
-    seen |= {"first": [], "norms": [], "rates": []}
-    backwards = 0
-    samples = 0
+    seen |= {"first": [], "norms": [], "rates": [], "scores": []}
+    backwards = samples = 0
     for epoch in range(EPOCHS):
-        sampler.set_epoch(0 if wrong == "no `set_epoch`" else epoch)
+        if wrong != "no `set_epoch`" and (rank == 0 or wrong != "`set_epoch` on rank 0 only"):
+            sampler.set_epoch(epoch)
+        visits = torch.zeros(len(train_set), dtype=torch.int64)
         data = page["Indexed"](train_set)
         loader = DataLoader(data, batch_size, sampler=part_of(sampler, wrong, rank))
         seen["first"].append(list(loader.sampler)[:5])
@@ -192,6 +202,7 @@ def train(program, wrong, page, seen):
             losses.append(gradients(wrong, program, model, plain, images, labels, last))
             backwards += 1
             samples += len(labels)
+            visits += torch.bincount(indices, minlength=len(train_set))
             if backwards == 1 or backwards % EVERY == 0:
                 check(number, samples, indices, plain.named_parameters())
             if last:
@@ -202,37 +213,50 @@ def train(program, wrong, page, seen):
                 late = wrong == "the scheduler takes a step for each rank"
                 for _ in range(world_size if late else 1):
                     scheduler.step()
-    if program == "buffers":
-        if not wrong:
-            for buffer in plain.buffers():
-                dist.broadcast(buffer, src=0)
-        check(number, samples, indices, plain.named_buffers())
-    if program == "dropout":
-        plain.train(wrong == "a test without `eval()`")
-        seen["repeats"] = torch.equal(plain(IMAGES), plain(IMAGES))
-    seen["trained"] = sum_over_ranks(samples) / EPOCHS
+            if tested is not plain and (rank == 0 or not wrong):
+                for average, weight in zip(tested.parameters(), plain.parameters()):
+                    average.data.lerp_(weight.data, 0.5)
+        page["check_visits"](sum_over_ranks(visits), spare=world_size - 1)
+        for buffer in tested.buffers() if wrong != "buffers are not synchronized" else []:
+            dist.broadcast(buffer, src=0)
+        here = torch.tensor([rank])
+        check(number, samples, here, [*tested.named_parameters(), *tested.named_buffers()])
+        score, own = test(tested.train(wrong == "a test without `eval()`"), wrong, page)
+        seen["repeats"] = torch.equal(tested(IMAGES), tested(IMAGES))
+        plain.train()
+        if program == "rate by score":
+            optimizer.param_groups[0]["lr"] /= 1 + (own if wrong else score).item()
+        rates = torch.tensor([group["lr"] for group in optimizer.param_groups])
+        best_by = own if wrong == "the best model is chosen by a rank's own score" else score
+        check(number, samples, here, [("learning rate", rates), ("score", best_by)])
+        seen["scores"].append(score.item())
     losses = sum_over_ranks(torch.stack(losses)) / world_size
     seen["losses"] = losses.view(-1, 2 if two else 1).mean(dim=1).tolist()
     seen["messages"] = len(sent)
 
 
-def sum_over_ranks(number):
-    """Return the sum of a number or tensor over the ranks."""
-    number = torch.as_tensor(number)
-    dist.all_reduce(number)
-    return number if number.dim() else number.item()
+def sum_over_ranks(tensor):
+    """Return the sum of a tensor over the ranks, in its place."""
+    dist.all_reduce(tensor)
+    return tensor
 
 
-def test(wrong, page):
-    """Test on all ranks, as the page does."""
+def test(model, wrong, page):
+    """Test on all ranks, as the page does. Return the F1, and that of this rank's part."""
     first = 0 if wrong == "all ranks test the same part" else dist.get_rank()
     indices = list(range(first, len(TEST), dist.get_world_size()))
     if wrong == "some test images count twice":
         indices = list(DistributedSampler(TEST))
-    visits = torch.bincount(torch.tensor(indices), minlength=len(TEST))
+    found, right = model(IMAGES[indices]).argmax(dim=1) > 0, LABELS[indices] > 0
+    sums = torch.stack([(found & right).sum() * 2, found.sum() + right.sum()])
+    total = torch.cat([sums, torch.bincount(torch.tensor(indices), minlength=len(TEST))])
     if wrong != "the test's result is not added up":
-        dist.all_reduce(visits)
-    page["check_visits"](visits)
+        dist.all_reduce(total)
+    page["check_visits"](total[2:])
+    own = sums[0] / sums[1]
+    if wrong == "the test's F1 is averaged over the ranks":
+        return sum_over_ranks(own.clone()) / dist.get_world_size(), own
+    return total[0] / total[1], own
 
 
 def main():
@@ -249,7 +273,6 @@ def main():
         try:
             with redirect_stderr(said):
                 train(program, wrong, page, seen)
-                test(wrong, page)
         except SystemExit:  # every rank comes here, or none; rank 0 has said why
             seen["says"] = said.getvalue().strip()
     if dist.get_rank() == 0:
