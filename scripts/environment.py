@@ -116,8 +116,6 @@ def main():
     needed = read_requirements("requirements.txt")
     if options.tests:
         needed |= read_requirements("tests/requirements.txt")
-        # Otherwise several processes at a time compile all of torch, and say nothing meanwhile.
-        os.environ.setdefault("UV_COMPILE_BYTECODE", "1")
     if options.torch:
         venv = ROOT / f".venv-torch-{options.torch}"
         needed["torch"] = f"=={options.torch}"

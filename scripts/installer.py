@@ -206,6 +206,8 @@ def install(packages, constraints, for_site, choose):
         steps.insert(0, (f"from TORCH_INDEX, {where}", both, ["--default-index", index], torch_env))
     elif choose and uv:
         env |= choose_build(env)
+    if "pytest" in packages:  # otherwise all its workers compile all of torch, and say nothing
+        options.append("--compile-bytecode")
     stays = ["--constraint", str(constraints)] if for_site else []
     for where, names, told, variables in steps:
         if not could_install([*names, *stays], variables, uv, told):

@@ -4,6 +4,7 @@ import os
 import pty
 import re
 import sys
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -28,6 +29,7 @@ def test_the_line_of_the_page_tells_the_ranks_of_mpirun_who_they_are(tmp_path):
     file = str(ROOT / LESSONS["6"]["file"]).replace(" ", r"\ ")
     line += f"{file} --epochs 1 --max-steps 3'"
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20_000 + os.getpid() % 10_000)}
+    env["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     given = "OMPI_COMM_WORLD_RANK={0} OMPI_COMM_WORLD_LOCAL_RANK={0} OMPI_COMM_WORLD_SIZE=2 "
     both = f"{given.format(0)}{line} & {given.format(1)}{line} & wait"
     output = output_of(run(["bash", "-c", both], 200, tmp_path, env))
