@@ -1,6 +1,6 @@
 """The picture of the README, which moves: an SVG file with CSS, so that it needs no script.
 
-Without its animation, an element is what it is at the end of the story. So whoever has asked for
+Without its animation, an element is what it is at the end of the story. So anyone who has asked for
 less motion, or can't see any, has the complete picture. Words stay words, so it is short.
 """
 
