@@ -162,6 +162,9 @@ class Trainer:
     """A training: what it consists of, its steps and tests, its log and checkpoints."""
 
     def __init__(self, device, args):
+        self.signals = {}  # when each of SIGNALS has come first
+        for number in SIGNALS:
+            signal.signal(number, self.note_signal)
         self.device = device
         self.args = args
         torch.manual_seed(args.seed)  # for a random split: the same on every rank
@@ -203,9 +206,6 @@ class Trainer:
         self.best = math.inf  # the lowest loss of a test
         self.saved = time.monotonic()
         self.cpu_group = dist.new_group(backend="gloo", timeout=TIMEOUT)
-        self.signals = {}  # when each of SIGNALS has come first
-        for number in SIGNALS:
-            signal.signal(number, self.note_signal)
 
     def note_signal(self, number, frame):
         """Note a signal. It may come in the middle of a step."""
