@@ -257,7 +257,8 @@ def test_killed_it_resumes_as_if_nothing_had_been(last, patched_script, stream, 
         next(line for line in job.lines() if line.startswith("epoch 0: "))
         os.kill(rank_of(job, 1), signal.SIGKILL)
         job.wait()
-    assert job.status == 0, job.output
+    said = [log.read_text() for log in one.rglob("stderr.log")]  # where torchrun has put it
+    assert job.status == 0, "\n".join([job.output, *said])
     assert re.search(r"^checkpoint.pt: 1 epochs are done, 2 are left$", job.output, re.M)
     output = output_of(run_ranks(2, file, *how_long, cwd=other))
     assert_alike(results(job.output)[-2:], results(output)[-2:])
