@@ -31,6 +31,8 @@ FAULTS = {
     "a different random split on each rank": "plain",
     "ranks have frozen different layers": "plain",
     "ranks number the classes differently": "plain",
+    "ranks have other options": "plain",
+    "only rank 0 calls `train()`": "dropout",
     "one rank skips a step": "plain",
     "one rank's batches are smaller": "plain",
     "every rank has the same data": "plain",
@@ -162,6 +164,8 @@ def train(program, wrong, page, seen):
     page["check_data"](train_set.indices, "cpu")
     classes = [0, 1, 2][:: -1 if wrong == "ranks number the classes differently" and rank else 1]
     page["check_data"](classes, "cpu", "list of classes")
+    options = [("dropout", "0.5" if wrong == "ranks have other options" and rank else "0")]
+    page["check_data"](options, "cpu", "list of options")
     plain, optimizer = make_model(program, rank if wrong == "other first weights" else 0)
     decay = 1 / 3e7 if program == "schedule" else 0  # so slow that ten steps hardly differ
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - decay * step)
@@ -176,6 +180,7 @@ def train(program, wrong, page, seen):
     sent = []
     model = plain if program.startswith("by hand") else wrap(plain, sent)
     plain[0].requires_grad_(True)
+    plain.train(rank == 0 or wrong != "only rank 0 calls `train()`")
     if program == "dropout":
         torch.manual_seed(0 if wrong == "the same dropout on all ranks" else rank)
     two = program == "two batches a step"
@@ -204,7 +209,9 @@ def train(program, wrong, page, seen):
             samples += len(labels)
             visits += torch.bincount(indices, minlength=len(train_set))
             if backwards == 1 or backwards % EVERY == 0:
-                check(number, samples, indices, plain.named_parameters())
+                training = torch.tensor([module.training for module in plain.modules()])
+                named = [("train or eval mode", training), *plain.named_parameters()]
+                check(number, samples, indices, named)
             if last:
                 seen["norms"].append(nn.utils.clip_grad_norm_(plain.parameters(), math.inf).item())
                 seen["rates"] += scheduler.get_last_lr()
