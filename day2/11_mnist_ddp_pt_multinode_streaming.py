@@ -19,6 +19,7 @@ from multiprocessing.connection import Listener
 from pathlib import Path
 
 import h5py
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -50,7 +51,10 @@ class ChunkStream(IterableDataset):
             if images.chunks is None or len(images) != len(file["labels"]):
                 raise ValueError("it must have images in chunks, and as many labels")
             self.chunk_size = images.chunks[0]
-            self.chunks = len(images) // self.chunk_size
+            # Where each chunk begins. The last one ends with the file: it may be longer.
+            begins = range(0, len(images) - self.chunk_size + 1, self.chunk_size)
+            self.chunks = len(begins)
+            self.bounds = [*begins, len(images)]
 
     def set_epoch(self, epoch, done=0):
         """On every rank: choose an epoch's order, less the batches that it has done."""
@@ -87,34 +91,33 @@ class ChunkStream(IterableDataset):
 
         The first ones are skipped, unread if a buffer has a whole number of batches.
         """
-        rest = []
-        with h5py.File(self.path) as file:
+        rest = 0  # samples that the mix before has left at the front of the buffers
+        size = (self.buffer_chunks + 1) * self.chunk_size + self.batch_size
+        with h5py.File(self.path, rdcc_nbytes=0) as file:  # no cache: read once
+            sources = file["images"], file["labels"]
+            buffers = [np.empty((size, *x.shape[1:]), x.dtype) for x in sources]
+            tensors = [torch.from_numpy(buffer) for buffer in buffers]  # same memory
             for chunks in order.split(self.buffer_chunks):
-                count = self.chunk_size * len(chunks)
-                even = count % self.batch_size == 0 and self.chunks - 1 not in chunks
-                if even and not rest and skipped >= count // self.batch_size:
-                    torch.randperm(count, generator=generator)  # as if it had been read
-                    skipped -= count // self.batch_size
+                parts = [self.bounds[chunk : chunk + 2] for chunk in chunks.tolist()]
+                begin = rest
+                count = rest + sum(last - first for first, last in parts)
+                permutation = torch.randperm(count, generator=generator)
+                batches, rest = divmod(count, self.batch_size)
+                if rest == 0 and skipped >= batches:
+                    skipped -= batches
                     continue
-                parts = rest + [self.read(file, chunk) for chunk in chunks.tolist()]
-                rest = []
-                images = torch.cat([images for images, _ in parts])
-                labels = torch.cat([labels for _, labels in parts])
-                permutation = torch.randperm(len(labels), generator=generator)
-                for indices in permutation.split(self.batch_size):
-                    batch = images[indices], labels[indices]
-                    if len(indices) < self.batch_size:
-                        rest = [batch]  # it goes into the next mix
-                    elif skipped > 0:
-                        skipped -= 1
-                    else:
-                        yield batch
-
-    def read(self, file, chunk):
-        """Return the images and labels of a chunk. The last one may be longer."""
-        begin = chunk * self.chunk_size
-        end = None if chunk == self.chunks - 1 else begin + self.chunk_size
-        return [torch.from_numpy(file[key][begin:end]) for key in ("images", "labels")]
+                for first, last in parts:
+                    end = begin + last - first
+                    for source, buffer in zip(sources, buffers):
+                        source.read_direct(buffer[begin:end], np.s_[first:last])
+                    begin = end
+                for indices in permutation.split(self.batch_size)[skipped:batches]:
+                    # It copies whole rows. tensor[indices] would copy byte by byte.
+                    yield [tensor.index_select(0, indices) for tensor in tensors]
+                skipped = max(0, skipped - batches)
+                for tensor in tensors:
+                    left = permutation[count - rest :]
+                    tensor[:rest] = tensor.index_select(0, left)
 
 
 def train_one_epoch(model, loader, optimizer, device):
