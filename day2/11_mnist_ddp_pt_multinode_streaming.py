@@ -51,10 +51,9 @@ class ChunkStream(IterableDataset):
             if images.chunks is None or len(images) != len(file["labels"]):
                 raise ValueError("it must have images in chunks, and as many labels")
             self.chunk_size = images.chunks[0]
-            # Where each chunk begins. The last one ends with the file: it may be longer.
-            begins = range(0, len(images) - self.chunk_size + 1, self.chunk_size)
-            self.chunks = len(begins)
-            self.bounds = [*begins, len(images)]
+            self.chunks = len(images) // self.chunk_size
+            begins = range(0, self.chunks * self.chunk_size, self.chunk_size)
+            self.bounds = [*begins, len(images)]  # the last chunk may be longer
 
     def set_epoch(self, epoch, done=0):
         """On every rank: choose an epoch's order, less the batches that it has done."""
@@ -112,12 +111,11 @@ class ChunkStream(IterableDataset):
                         source.read_direct(buffer[begin:end], np.s_[first:last])
                     begin = end
                 for indices in permutation.split(self.batch_size)[skipped:batches]:
-                    # It copies whole rows. tensor[indices] would copy byte by byte.
+                    # This copies whole rows, which indexing copies byte by byte.
                     yield [tensor.index_select(0, indices) for tensor in tensors]
                 skipped = max(0, skipped - batches)
                 for tensor in tensors:
-                    left = permutation[count - rest :]
-                    tensor[:rest] = tensor.index_select(0, left)
+                    tensor[:rest] = tensor.index_select(0, permutation[count - rest :])
 
 
 def train_one_epoch(model, loader, optimizer, device):
@@ -262,7 +260,10 @@ def gap_to_memory(losses, numbers, train_set, device, args):
     rounding has switched one ReLU, the difference grows with each step.
     """
     steps = numbers[:, 0].split(args.batch_size, dim=1)[:10]  # each: [ranks, batch]
-    batches = [train_set[step.flatten()] for step in steps]
+    batches = []
+    for step in steps:
+        known = step.flatten().clamp(min=0)  # -1: an image that is not in the file
+        batches.append([x.index_select(0, known) for x in train_set.tensors])
     torch.manual_seed(args.seed)
     model = Net().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
