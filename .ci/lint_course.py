@@ -26,6 +26,8 @@ FORMS = {"evaluate": 2, "Net": 5, "gap_to_one_process": 2}
 GROUPS = r"\b(?:init_process_group|new_group|new_subgroups\w*|init_device_mesh)"
 # Of a call, or of a page as far as it shows one, up to two brackets deep.
 CALL = re.compile(GROUPS + r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*")
+# Rows of a tensor of bytes, picked by indexing: day2/LAYOUT.md has what index_select is worth.
+ROWS = re.compile(r"\b(?:images|labels|tensor|x|\w+_set)\[(?:indices|index|order|permutation|rows)\]")
 ALL_RANKS = re.compile(r"init_device_mesh\(\S+, \(\w+,\)$")  # takes the group that there is
 
 
@@ -124,10 +126,11 @@ def of_shared(lessons):
             yield f"{name} has {len(texts)} forms"
 
 
-def without_timeout(file):
-    """Yield the groups and data workers that would wait half an hour for somebody who is missing.
+def of_code(file):
+    """Yield what's slow in lessons, exercises, solutions and boxes.
 
-    In lessons, exercises, solutions and boxes.
+    Groups and data workers that would wait half an hour for somebody who is missing, and rows of
+    bytes that are picked by indexing.
     """
     text = file.read_text()
     if file.suffix == ".md":
@@ -139,6 +142,7 @@ def without_timeout(file):
     for call in calls:
         if "timeout" not in call:
             yield f"no timeout: {call}"
+    yield from (f"use index_select: {rows}" for rows in ROWS.findall(text))
 
 
 def main():
@@ -160,7 +164,7 @@ def main():
     found += [("below the dividing line", words) for words in of_shared(read_lessons())]
     everywhere = ("day*/**/*.py", "day*/**/*.md", "slides/*.md")
     for file in itertools.chain(*map(ROOT.glob, everywhere)):
-        found += [(file.relative_to(ROOT), words) for words in without_timeout(file)]
+        found += [(file.relative_to(ROOT), words) for words in of_code(file)]
     for file, words in found:
         print(f"{file}: {words}")
     return 1 if found else 0

@@ -147,7 +147,7 @@ def gap_to_one_process(losses, train_set, device, args):
     order = torch.cat([order, order[: -len(order) % dist.get_world_size()]])
     gaps = []
     for loss, indices in zip(losses[:steps], order.split(batch_size)):
-        images, labels = train_set[indices]
+        images, labels = [x.index_select(0, indices) for x in train_set.tensors]
         optimizer.zero_grad()
         expected = F.cross_entropy(model(images.to(device)), labels.to(device))
         expected.backward()

@@ -140,8 +140,9 @@ def gap_to_one_process(losses, train_set, device, args):
     generator = torch.Generator().manual_seed(args.seed)
     order = torch.randperm(len(train_set), generator=generator)
     order = torch.cat([order, order[: -len(order) % dist.get_world_size()]])
-    batches = [train_set[indices] for indices in order.split(batch_size)[:steps]]
-    expected = train_one_epoch(model, batches, optimizer, device)
+    first = order[: steps * batch_size]
+    parts = [x.index_select(0, first).split(batch_size) for x in train_set.tensors]
+    expected = train_one_epoch(model, zip(*parts), optimizer, device)
     return (losses[:steps] - expected).abs().max().item()
 
 

@@ -19,6 +19,7 @@ from multiprocessing.connection import Listener
 from pathlib import Path
 
 import h5py
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -51,6 +52,8 @@ class ChunkStream(IterableDataset):
                 raise ValueError("it must have images in chunks, and as many labels")
             self.chunk_size = images.chunks[0]
             self.chunks = len(images) // self.chunk_size
+            begins = range(0, self.chunks * self.chunk_size, self.chunk_size)
+            self.bounds = [*begins, len(images)]  # the last chunk may be longer
 
     def set_epoch(self, epoch, done=0):
         """On every rank: choose an epoch's order, less the batches that it has done."""
@@ -87,34 +90,32 @@ class ChunkStream(IterableDataset):
 
         The first ones are skipped, unread if a buffer has a whole number of batches.
         """
-        rest = []
-        with h5py.File(self.path) as file:
+        rest = 0  # samples that the mix before has left at the front of the buffers
+        size = (self.buffer_chunks + 1) * self.chunk_size + self.batch_size
+        with h5py.File(self.path, rdcc_nbytes=0) as file:  # no cache: read once
+            sources = file["images"], file["labels"]
+            buffers = [np.empty((size, *x.shape[1:]), x.dtype) for x in sources]
+            tensors = [torch.from_numpy(buffer) for buffer in buffers]  # same memory
             for chunks in order.split(self.buffer_chunks):
-                count = self.chunk_size * len(chunks)
-                even = count % self.batch_size == 0 and self.chunks - 1 not in chunks
-                if even and not rest and skipped >= count // self.batch_size:
-                    torch.randperm(count, generator=generator)  # as if it had been read
-                    skipped -= count // self.batch_size
+                parts = [self.bounds[chunk : chunk + 2] for chunk in chunks.tolist()]
+                begin = rest
+                count = rest + sum(last - first for first, last in parts)
+                permutation = torch.randperm(count, generator=generator)
+                batches, rest = divmod(count, self.batch_size)
+                if rest == 0 and skipped >= batches:
+                    skipped -= batches
                     continue
-                parts = rest + [self.read(file, chunk) for chunk in chunks.tolist()]
-                rest = []
-                images = torch.cat([images for images, _ in parts])
-                labels = torch.cat([labels for _, labels in parts])
-                permutation = torch.randperm(len(labels), generator=generator)
-                for indices in permutation.split(self.batch_size):
-                    batch = images[indices], labels[indices]
-                    if len(indices) < self.batch_size:
-                        rest = [batch]  # it goes into the next mix
-                    elif skipped > 0:
-                        skipped -= 1
-                    else:
-                        yield batch
-
-    def read(self, file, chunk):
-        """Return the images and labels of a chunk. The last one may be longer."""
-        begin = chunk * self.chunk_size
-        end = None if chunk == self.chunks - 1 else begin + self.chunk_size
-        return [torch.from_numpy(file[key][begin:end]) for key in ("images", "labels")]
+                for first, last in parts:
+                    end = begin + last - first
+                    for source, buffer in zip(sources, buffers):
+                        source.read_direct(buffer[begin:end], np.s_[first:last])
+                    begin = end
+                for indices in permutation.split(self.batch_size)[skipped:batches]:
+                    # This copies whole rows, which indexing copies byte by byte.
+                    yield [tensor.index_select(0, indices) for tensor in tensors]
+                skipped = max(0, skipped - batches)
+                for tensor in tensors:
+                    tensor[:rest] = tensor.index_select(0, permutation[count - rest :])
 
 
 def train_one_epoch(model, loader, optimizer, device):
@@ -259,7 +260,10 @@ def gap_to_memory(losses, numbers, train_set, device, args):
     rounding has switched one ReLU, the difference grows with each step.
     """
     steps = numbers[:, 0].split(args.batch_size, dim=1)[:10]  # each: [ranks, batch]
-    batches = [train_set[step.flatten()] for step in steps]
+    batches = []
+    for step in steps:
+        known = step.flatten().clamp(min=0)  # -1: an image that is not in the file
+        batches.append([x.index_select(0, known) for x in train_set.tensors])
     torch.manual_seed(args.seed)
     model = Net().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)

@@ -74,7 +74,7 @@ def take_links():
 
 
 def take_layouts():
-    """Return the images/s of LAYOUT.md's first table, [layout, way to read, images/s]."""
+    """Return LAYOUT.md's first table, [layout, way to read, images per CPU-second]."""
     rows = table((ROOT / "day2" / "LAYOUT.md").read_text(), "| layout | read |")
     return [[layout, way, int(number(speed))] for layout, way, _, speed, _ in rows]
 

@@ -56,7 +56,6 @@ BAD = [
     ("compare_losses", "a b --limit nan"),
     ("predict_step", "--parameters 25e6 --samples 64 --step-ms nan"),
     ("predict_step", "--parameters 1e300 --samples 64 --step-ms 100"),
-    ("read_speed", "--memory nosuch.h5"),
 ]
 
 

@@ -3,14 +3,14 @@
 import importlib
 import re
 import sys
+import tracemalloc
 
 import h5py
 import numpy as np
 import pytest
 import torch
-from support.cases import written_by
 from support.forked_ranks import run_ranks
-from support.run import LESSONS, ROOT, full, output_of, run, write_pictures
+from support.run import LESSONS, ROOT, full, output_of, write_pictures
 from torch.utils.data import DataLoader, TensorDataset
 
 CREATE = ROOT / LESSONS["create_mnist_h5"]["file"]
@@ -80,6 +80,16 @@ def test_what_is_wrong_with_pictures_is_said_in_a_line(tmp_path):
     assert not (tmp_path / "pictures.h5").exists()
 
 
+def numbered(path, count, chunk_size, shape=(28, 28)):
+    """Write a file in which each pixel holds the number of its image, below 256."""
+    numbers = np.arange(count)
+    with h5py.File(path, "w") as file:
+        images = np.broadcast_to(numbers.astype(np.uint8)[:, None, None], (count, *shape))
+        file.create_dataset("images", data=images, chunks=(chunk_size, *shape))
+        file["labels"] = numbers
+    return path
+
+
 @pytest.mark.parametrize(
     ("ranks", "workers", "count", "chunk_size", "method"),
     [
@@ -93,12 +103,7 @@ def test_what_is_wrong_with_pictures_is_said_in_a_line(tmp_path):
 def test_each_image_at_most_once_and_as_many_batches_on_each_rank(
     ranks, workers, count, chunk_size, method, tmp_path
 ):
-    path = tmp_path / "small.h5"
-    numbers = torch.arange(count)
-    with h5py.File(path, "w") as file:  # each pixel holds the number of its image
-        images = numbers.to(torch.uint8)[:, None, None].expand(count, 28, 28)
-        file.create_dataset("images", data=images.numpy(), chunks=(chunk_size, 28, 28))
-        file["labels"] = numbers.numpy()
+    path = numbered(tmp_path / "small.h5", count, chunk_size)
     found = [], []
     options = {"num_workers": workers, "persistent_workers": workers > 0}
     for rank in range(ranks):
@@ -124,14 +129,14 @@ def test_each_image_at_most_once_and_as_many_batches_on_each_rank(
     assert orders[0] != orders[1]
 
 
-@pytest.mark.full
-def test_memory_does_not_grow_with_the_file(tmp_path, tmp_path_factory):
-    mnist_file = written_by("create_mnist_h5", tmp_path_factory) / "mnist.h5"
-    large = tmp_path / "large.h5"
-    output = output_of(run_ranks(1, CREATE, "--file", large, "--copies", 5, cwd=tmp_path))
-    speed = ROOT / "scripts" / "read_speed.py"
-    for path, images in ((mnist_file, 47), (large, 235)):
-        output = output_of(run([sys.executable, speed, "--memory", path], 200, tmp_path, None))
-        row = re.fullmatch(r"\| \d+ MB \| (\d+) MB \| (\d+) MB \|\n", output)
-        assert int(row[1]) < 30
-        assert int(row[2]) == pytest.approx(images + 10, rel=0.1)  # and HDF5's cache
+def test_one_buffer_for_all_chunks_and_batches_of_their_own(tmp_path):
+    """A batch stays as it is while later ones are read, and no round takes more memory."""
+    path = numbered(tmp_path / "small.h5", 250, 10, (64, 64))
+    stream = lesson.ChunkStream(path, 16, 0, 1, 0, 4)
+    tracemalloc.start()  # numpy and h5py tell it of their arrays
+    kept = list(stream)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert torch.cat([labels for _, labels in kept]).unique().numel() == 15 * 16
+    assert all((images == labels[:, None, None]).all() for images, labels in kept)
+    assert peak < 80 * 64 * 64  # a buffer of 66 images, and not a second one of 40

@@ -178,8 +178,8 @@ CASES = {
         mutants=[
             Mutant("self.rank = rank\n", "self.rank = 0\n", ONCE.format(320), quick=True),
             Mutant(
-                "torch.randperm(len(labels), generator=generator)",
-                "torch.arange(len(labels))",
+                "torch.randperm(count, generator=generator)",
+                "torch.arange(count)",
                 ", 1% as mixed .*: WRONG",
             ),
             Mutant("stream.set_epoch(epoch)", "stream.set_epoch(0)", ", 1 orders ", "--epochs 2"),

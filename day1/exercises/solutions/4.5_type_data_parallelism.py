@@ -98,7 +98,7 @@ def gap_to_one_process(losses, train_set, batch_size):
     order = torch.randperm(len(train_set), generator=generator)
     gaps = []
     for loss, indices in zip(losses[:10], order.split(batch_size)):
-        images, labels = train_set[indices]
+        images, labels = [x.index_select(0, indices) for x in train_set.tensors]
         optimizer.zero_grad()
         expected = F.cross_entropy(model(images), labels)
         expected.backward()
