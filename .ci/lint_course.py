@@ -13,7 +13,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from catalog import read_days, read_exercises, read_lessons, read_pages  # noqa: E402
 from docs.excerpts import DIVIDING_LINE  # noqa: E402
 from docs.pages import PAGES, parts_of  # noqa: E402
-from docs.records import SHOWN, read_records  # noqa: E402
+from records import SHOWN, read_records  # noqa: E402
 
 FIELDS = ["Builds on", "New here", "Run", "Look for", "Try next"]
 # In this order. A page leaves out what does not earn its place there, but for NEEDED.

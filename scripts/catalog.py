@@ -61,14 +61,40 @@ def read_exercises():
     return exercises
 
 
+def read_variants():
+    """Return the lines of which a page asks which is wrong, {lesson id: table of variants.toml}."""
+    return tomllib.loads((SCRIPTS / "variants.toml").read_text())
+
+
+def read_runs():
+    """Return what update_docs.py records, {id: lesson}: lessons, and variants such as 6.wrong.
+
+    A variant has the keys of its lesson, other arguments, and perhaps change: (line, instead). If
+    the wrong one is short, the right one is recorded as short.
+    """
+    runs = {lesson["id"]: lesson for lesson in read_lessons()}
+    for name, x in read_variants().items():
+        short = {"arguments": x.get("arguments", [])}
+        runs[f"{name}.wrong"] = runs[name] | short | {"change": x["wrong"]}
+        if short["arguments"]:
+            runs[f"{name}.right"] = runs[name] | short
+    return runs
+
+
+def source_of(lesson):
+    """Return the code of a lesson, or of a variant of it."""
+    text = (ROOT / lesson["file"]).read_text()
+    line, instead = lesson.get("change", ("", ""))
+    if line and text.count(line) != 1:
+        raise ValueError(f"{lesson['file']} has {text.count(line)} times: {line}")
+    return text.replace(line, instead) if line else text
+
+
 def write_variant(folder, file, line, instead):
     """Write a lesson with another line into a folder, and the data beside it. Return its path."""
-    text = (ROOT / file).read_text()
-    if text.count(line) != 1:
-        raise ValueError(f"{file} has {text.count(line)} times: {line}")
     variant = Path(folder, file)
     variant.parent.mkdir()
-    variant.write_text(text.replace(line, instead))
+    variant.write_text(source_of({"file": file, "change": (line, instead)}))
     Path(folder, "data").symlink_to(ROOT / "data")
     return variant
 

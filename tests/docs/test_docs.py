@@ -4,7 +4,7 @@ import re
 import sys
 
 import pytest
-from docs import records
+import records
 from docs.pages import DECKS, PAGES
 from support.documented_commands import FENCE, check, commands_in
 from support.run import LESSONS, ROOT, output_of, run
@@ -69,5 +69,5 @@ def test_a_record_names_no_machine(monkeypatch, tmp_path):
     monkeypatch.setattr(records, "nodes_of_allocation", lambda: ["node-a17"])
     output = f"in {tmp_path} on node-a17.site.edu, see /home/me/torch/x.py\n"
     result = {"output": output, "seconds": 1.2, "showed": "=> ok"}
-    note = records.note("python x.py", result, "4 x Some GPU", tmp_path)
+    note = records.make_note("python x.py", result, "4 x Some GPU", tmp_path, "")
     assert note["output"] == ["in . on node1, see x.py"]

@@ -186,7 +186,7 @@ def test_the_page_computes_what_the_lessons_compute(tmp_path, monkeypatch):
 
 def test_each_figure_asks_first_and_each_control_moves_it(tmp_path):
     own = recorded_output("9")
-    known = dict.fromkeys(("idea", "command", "showed", "problem", "skipped"), "")
+    known = dict.fromkeys(("idea", "figure", "showed", "problem", "skipped"), "")
     known |= {"id": "9", "output": own, "seconds": 1, "files": []}
     report.write(tmp_path / "runs" / "report.html", [known], "")
     files = [(tmp_path / "runs" / "report.html").read_text(), recorded_output("18")]

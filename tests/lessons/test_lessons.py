@@ -6,6 +6,7 @@ import re
 import sys
 
 import pytest
+from records import kinds_of_lines
 from support.cases import CASES, EPOCHS, arguments_of, variants_of
 from support.forked_ranks import run_ranks, skip_what_cannot_run
 from support.mutants import assert_disproved, write_mutant
@@ -20,7 +21,6 @@ from support.run import (
     recorded_output,
     run,
     same_losses,
-    shape,
 )
 
 full = pytest.mark.full
@@ -119,15 +119,6 @@ def as_recorded(output):
     """Return an output with the names of the pages: of the machine, Python and the folder."""
     output = output.replace(platform.node(), "this-machine").replace(sys.executable, "python")
     return re.sub(r"/\S+/(?=mnist\.h5|ratings)", "data/", output)
-
-
-def kinds_of_lines(output):
-    """Return the kinds of lines before the proof, whose words may depend on its numbers.
-
-    What torchrun logs when it restarts a job does not count.
-    """
-    lines = shape(output.rpartition("=> ")[0])
-    return {line for line in lines if not re.match(r"[WE]#", line)}
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ A lesson is run short: its proof line must still say ok. Without its key line (a
 say WRONG. More about a lesson may be tested in a file of tests/lessons.
 """
 
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from catalog import read_variants
 from support import output_checks
 from support.forked_ranks import run_ranks
 from support.run import LESSONS, ROOT, cached_across_workers, output_of, proves
@@ -37,12 +37,11 @@ class Mutant:
 class Case:
     """What the tests know of a lesson.
 
-    short     its options. {folder} is where the lesson that it reads has written its data, or where
-              it writes its own; {share} is a rank's part of a global batch of 84
+    short     its options. {folder} is where the lesson that it reads (course.toml) has written its
+              data, or where it writes its own; {share} is a rank's part of a global batch of 84
     ranks     of the quick run, whose kinds of lines are those of its page; 1: it starts no others
     others    numbers of ranks in the full suite
     cold      started as a user does also in the quick run, not forked from a process with torch
-    reads     the id of the lesson that writes what this one reads
     chain     so many of its losses are those of lesson 2: it trains on the same global batches
     check     a function of output_checks.py
     """
@@ -51,7 +50,6 @@ class Case:
     ranks: int = 2
     others: Sequence[int] = (1, 3)
     cold: bool = False
-    reads: str = ""
     chain: int = 0
     check: Callable | None = None
     mutants: Sequence[Mutant] = ()
@@ -59,7 +57,7 @@ class Case:
 
 def variants_of(lesson_id):
     """Return the variants that a lesson's page shows, on four ranks."""
-    x = tomllib.loads((ROOT / "scripts" / "variants.toml").read_text()).get(lesson_id, {})
+    x = read_variants().get(lesson_id, {})
     says = {"right": "", "wrong": f"(?=.*{FROM_ONE}).*{x.get('says', '')}"}
     changes = [(*x[kind], says[kind]) for kind in says if len(x.get(kind, ())) > 1]
     return [Mutant(*change, ranks=4, quick=lesson_id == "4") for change in changes]
@@ -69,8 +67,9 @@ def arguments_of(lesson_id, tmp_path_factory, more="", ranks=2, folder=None):
     """Return what makes a lesson short, and more options, as a list. It reads what is written."""
     case = CASES[lesson_id]
     text = f"{case.short} {more}"
-    if case.reads and "{folder}" in text:
-        folder = written_by(case.reads, tmp_path_factory)
+    writer = LESSONS[lesson_id].get("reads")
+    if writer and "{folder}" in text:
+        folder = written_by(writer, tmp_path_factory)
     return text.format(folder=folder, share=84 // ranks).split()
 
 
@@ -174,7 +173,6 @@ CASES = {
     ),
     "11": Case(
         "--file {folder}/mnist.h5 --epochs 1 --max-steps 5",
-        reads="create_mnist_h5",
         mutants=[
             Mutant("self.rank = rank\n", "self.rank = 0\n", ONCE.format(320), quick=True),
             Mutant(
@@ -282,7 +280,6 @@ CASES = {
     ),
     "19": Case(
         "--folder {folder}/ratings --epochs 1 --batch-size 504 --lr 0.03",
-        reads="create_ratings",
         mutants=[
             Mutant("set_result(average)", "set_result(gradient)", ", tables DIFFERENT: WRONG$"),
             Mutant(

@@ -41,8 +41,8 @@ def run_stand_ins(tmp_path, monkeypatch, capsys):
         lessons.append({**lesson, "nodes": False, "arguments": []})
     monkeypatch.setattr(run_course, "read_lessons", lambda: lessons)
     monkeypatch.chdir(tmp_path)
-    impatient = functools.partial(run_course.run, limit=4, grace=1, settle=1, patience=1)
-    monkeypatch.setattr(run_course, "run", impatient)
+    impatient = functools.partial(run_course.run_lesson, limit=4, grace=1, settle=1, patience=1)
+    monkeypatch.setattr(run_course, "run_lesson", impatient)
 
     def run(*names):
         monkeypatch.setattr(sys, "argv", ["run_course.py", *names])
@@ -105,8 +105,8 @@ def test_what_is_not_known_is_refused_before_anything_runs(run_stand_ins, capsys
 def result_of(lesson_id, **changes):
     """Return what run_course.py knows of a lesson that printed its recorded output."""
     output = recorded_output(lesson_id) + "\n"
-    result = {"id": lesson_id, "idea": LESSONS[lesson_id]["idea"], "output": output}
-    result |= {"showed": proof_of(output), "seconds": 1.25}
+    result = {key: LESSONS[lesson_id].get(key) for key in ("id", "idea", "figure")}
+    result |= {"output": output, "showed": proof_of(output), "seconds": 1.25}
     return result | {"problem": "", "skipped": "", "files": [], **changes}
 
 
@@ -151,10 +151,10 @@ def test_the_report_draws_what_ran_well_and_needs_no_network(tmp_path):
         assert f"<code>{escape(result['showed'])}</code>" in page
     assert f"{len(LESSONS) - 1} of {len(LESSONS)} lessons ok" in page
     assert "exit status 1</span>" in page
-    assert [*figures] == ["curves-2", "curves-8", "timeline-5"]
-    assert {"lesson 2", "lesson 4", "lesson 6"} < {*figures["curves-2"]}
-    assert "their losses differ by at most 1e-03" in figures["curves-2"][-1]
-    assert {"one process", "DDP, linear rate"} < {*figures["curves-8"]}
+    assert [*figures] == ["chain-2", "timeline-5", "rates-8"]
+    assert {"lesson 2", "lesson 4", "lesson 6"} < {*figures["chain-2"]}
+    assert "their losses differ by at most 1e-03" in figures["chain-2"][-1]
+    assert {"alone", "linear"} < {*figures["rates-8"]}
     assert {"rank 0", "rank 1"} < {*figures["timeline-5"]}
     assert re.findall(r"(?:src|href|action|data|srcset)=\"(?!#)", page) == []
     assert re.findall(r"url\((?!#)|@import|<script|<link", page) == []
