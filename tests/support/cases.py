@@ -298,3 +298,5 @@ CASES = {
         ]
     ),
 }
+for missing in LESSONS.keys() - CASES.keys():
+    raise LookupError(f'{__file__} lacks lesson {missing}: add "{missing}": Case(...) to CASES')
