@@ -21,7 +21,7 @@ from catalog import (  # noqa: E402
 )
 from docs.excerpts import DIVIDING_LINE  # noqa: E402
 from docs.pages import PAGES, parts_of  # noqa: E402
-from records import SHOWN, read_records, stale  # noqa: E402
+from records import SHOWN, read_records, read_values, stale  # noqa: E402
 
 FIELDS = ["Builds on", "New here", "Run", "Look for", "Try next"]
 # In this order. A page leaves out what does not earn its place there, but for NEEDED.
@@ -122,8 +122,8 @@ def of_list(lessons):
         if name and not name.endswith(".md"):
             yield f"lesson {name} must be in the timetable or have minutes, and not both"
     cases = set(re.findall(r'^    "(\S+)": Case\(', read("tests/support/cases.py"), re.M))
-    for name in {lesson["id"] for lesson in lessons} - cases:
-        yield f'lesson {name} has no "{name}": Case(...) in CASES of tests/support/cases.py'
+    for name in {lesson["id"] for lesson in lessons} ^ cases:
+        yield f'lesson {name} needs, or has left, "{name}": Case() in tests/support/cases.py'
     known = {exercise["file"] for exercise in read_exercises()}
     for path in ROOT.glob("day*/exercises/*.py"):
         if str(path.relative_to(ROOT)) not in known:
@@ -147,13 +147,16 @@ def left_behind(lessons):
     texts = {x: read(x) for x in files if x.endswith((".py", ".md", ".toml", ".sh", ".html"))}
     for file, text in texts.items():
         spoken = re.findall(r"\b[Ll]essons? ((?:\d+(?:, | and | or | to )?)+)", text)
-        spoken += re.findall(r"(?m)^(?:Builds on: +|\[\"?|.*\bday\d/)(\d+)[_.\]]", text)
+        spoken += re.findall(r"^(?:Builds on: +|\[|.*\bday\d/)(\d+)[_.\]]", text, re.M)
+        spoken += re.findall(r"LESSONS\[\"(\d+)", text)
         for name in sorted({*re.findall(r"\d+", " ".join(spoken))} - known, key=int):
             yield file, f"there is no lesson {name}"
-    for kind, record in read_records().items():
-        for name in record.keys() - read_runs().keys():
-            yield f"data/records/{kind}.json", f"there is no lesson {name}: delete its table"
-    code = "".join(text for file, text in texts.items() if file.endswith(".py"))
+    tables = {f"{kind}.json": record for kind, record in read_records().items()}
+    tables["values.toml"] = read_values()
+    for file, table in tables.items():
+        for name in table.keys() - read_runs().keys() - {"all"}:
+            yield f"data/records/{file}", f"there is no lesson {name}: delete what it has"
+    code = "".join(text for file, text in texts.items() if re.match(r"(day\d|scripts)/.*py$", file))
     for name in read_requirements():
         module = MODULES.get(name, name)
         if not re.search(rf"\b(import|from) .*\b{module}\b", code):
@@ -172,7 +175,20 @@ def of_shared():
     for name, texts in forms.items():
         if len(texts) != FORMS.get(name, 1):
             files = ", ".join(min(texts.values(), key=len))
-            yield f"{name} has {len(texts)} forms, one of them in {files}"
+            yield f"{name} has {len(texts)} forms (FORMS in .ci/lint_course.py), one in {files}"
+
+
+def of_options(lessons):
+    """Yield the options whose name is another in a lesson that builds on this one, as 10 on 6."""
+    names = {}
+    for lesson in lessons:
+        options = r'add\(\s*"(--[\w-]+)"[^)]*?help="([^"(]{20,})'
+        for name, words in re.findall(options, read(lesson["file"])):
+            names.setdefault(words, {}).setdefault(name, []).append(lesson["id"])
+    for words, found in names.items():
+        if len(found) > 1:
+            each = ", ".join(f"{name} in {' '.join(where)}" for name, where in found.items())
+            yield f"one option has two names ({words.strip()}): {each}"
 
 
 def parts_of_code(text, kinds=ast.stmt):
@@ -252,6 +268,7 @@ def main():
     found += [(f"data/records/{SHOWN}.json", words) for words in of_records()]
     for exercise in read_exercises():
         found += [(exercise["file"], words) for words in of_exercise(exercise)]
+    found += [("day*/", words) for words in of_options(read_lessons())]
     found += left_behind(read_lessons())
     everywhere = ("day*/**/*.py", "day*/**/*.md", "slides/*.md")
     for file in itertools.chain(*map(ROOT.glob, everywhere)):
