@@ -5,6 +5,7 @@ import itertools
 import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -121,9 +122,9 @@ def of_list(lessons):
     for name in names ^ {part.get("page") for part in parts}:
         if name and not name.endswith(".md"):
             yield f"lesson {name} must be in the timetable or have minutes, and not both"
-    cases = set(re.findall(r'^    "(\S+)": Case\(', read("tests/support/cases.py"), re.M))
+    cases = set(tomllib.loads(read("tests/support/cases.toml")))
     for name in {lesson["id"] for lesson in lessons} ^ cases:
-        yield f'lesson {name} needs, or has left, "{name}": Case() in tests/support/cases.py'
+        yield f"lesson {name} needs, or has left, a table [{name}] in tests/support/cases.toml"
     known = {exercise["file"] for exercise in read_exercises()}
     for path in ROOT.glob("day*/exercises/*.py"):
         if str(path.relative_to(ROOT)) not in known:

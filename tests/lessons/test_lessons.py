@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from records import kinds_of_lines
-from support.cases import CASES, EPOCHS, arguments_of, variants_of
+from support.cases import CASES, arguments_of, variants_of
 from support.forked_ranks import run_ranks, skip_what_cannot_run
 from support.mutants import assert_disproved, write_mutant
 from support.run import (
@@ -79,7 +79,7 @@ def losses_alone(tmp_path_factory):
     def run():
         folder = tmp_path_factory.mktemp("alone")
         file = ROOT / LESSONS["2"]["file"]
-        output = run_ranks(1, file, *EPOCHS.split(), "--batch-size", 84, cwd=folder)[1]
+        output = run_ranks(1, file, *arguments_of("3", tmp_path_factory), cwd=folder)[1]
         assert "\n=> " in output, output  # 20 steps may be too few for its limit
         return losses(folder / "runs" / file.stem)
 
