@@ -48,7 +48,7 @@ def read(file):
 
 
 def of_lesson(lesson, showed):
-    """Yield what a lesson's script lacks; showed is the proof line that it printed."""
+    """Yield what a lesson's script lacks; showed is its recorded proof line, if any."""
     text = read(lesson["file"])
     if lesson["id"] != "0" and text.count(DIVIDING_LINE) != 1:
         yield "not one dividing line"
@@ -59,7 +59,9 @@ def of_lesson(lesson, showed):
     if list(values) != FIELDS:
         yield f"the docstring must have: {', '.join(FIELDS)}"
     # The shape of the proof line, not its values: the reader is asked to predict those.
-    elif not re.fullmatch(re.escape(values["Look for"].strip()).replace(r"\.\.\.", ".+"), showed):
+    elif showed and not re.fullmatch(
+        re.escape(values["Look for"].strip()).replace(r"\.\.\.", ".+"), showed
+    ):
         yield f"does not print what to look for: {showed}"
 
 
@@ -136,9 +138,13 @@ def of_records():
     """Yield what was recorded with other code, or never."""
     record = read_records()[SHOWN]
     for name in stale(record, read_runs()):
-        todo, why = ("stamp", "with other code") if name in record else ("record", "never")
-        command = f"taskset -c 0,1 python scripts/update_docs.py --{todo} {name}"
-        yield f"{name} was recorded {why}: {command}"
+        known = name in record
+        todo = (
+            f"--stamp {name}: recorded with other code"
+            if known
+            else f"--record {name}: not recorded"
+        )
+        yield f"taskset -c 0,1 python scripts/update_docs.py {todo}"
 
 
 def left_behind(lessons):
@@ -254,7 +260,7 @@ def main():
     records, pages = read_records()[SHOWN], read_pages()
     found = []
     for lesson in read_lessons():
-        showed = records.get(lesson["id"], {}).get("showed", "nothing: it was never recorded")
+        showed = records.get(lesson["id"], {}).get("showed")
         found += [(lesson["file"], words) for words in of_lesson(lesson, showed)]
     for page in pages:
         if "id" in page:

@@ -51,12 +51,16 @@ def read_exercises():
         known = {"id": name, "lesson": name.partition(".")[0]}
         known["file"] = str(solution.relative_to(ROOT).parents[1] / solution.name)
         title = r'"""Solution [\d.]+: (.*)\.\n(?:.*\n)*?Kind: +(.*), (\d+) minutes\n'
-        known |= zip(("about", "kind", "minutes"), re.match(title, text).groups())
-        known["processes"] = int(re.search(r"--nproc-per-node=(\d+)", text)[1])
+        title, ranks = re.match(title, text), re.search(r"--nproc-per-node=(\d+)", text)
+        if not title or not ranks:
+            sys.exit(f"{solution} must begin as the others do, and have a start() as they have")
+        known |= zip(("about", "kind", "minutes"), title.groups())
+        known["processes"] = int(ranks[1])
         known["imports"] = re.findall(r"^(?:from|import) ([\w.]+)", text, re.M)
-        if "hints" not in exercise:
-            keys = "question", "experiment", "answer"
-            known["hints"] = {"": [exercise[key] for key in keys]}
+        keys = [] if "hints" in exercise else ["question", "experiment", "answer"]
+        for key in {*keys, "consequence"} - exercise.keys():
+            sys.exit(f'the table ["{name}"] of {solution.with_name("hints.toml")} has no {key}')
+        known["hints"] = {"": [exercise[key] for key in keys]}
         exercises.append({**known, **exercise})
     return exercises
 

@@ -35,6 +35,7 @@ from processes import exit_with
 from runner.run_lesson import lesson_command, run_lesson
 
 UPDATE = "python scripts/update_docs.py"
+STAMP = f"taskset -c 0,1 {UPDATE} --stamp"
 
 
 def kind_of_machine():
@@ -76,7 +77,7 @@ def record(chosen, course, stamp):
             new = records.make_note(command, result, machine, folder, code)
             trouble = result["problem"] or result["skipped"]
             if stamp and not trouble:
-                trouble = f"there is none of {kind}"
+                trouble = f"{kind} has none"
                 if old:
                     trouble = records.difference(old["output"], new["output"])
                     new = old | {"code": code}
@@ -139,7 +140,7 @@ def main():
     if stale and args.check:
         print(f"Stale pages: {', '.join(stale)}. Run: {UPDATE}")
     if old and args.check:
-        print(f"Recorded with other code: {', '.join(old)}. On two cores, run: {UPDATE} --stamp")
+        print(f"Of other code, or not recorded: {', '.join(old)}. Run: {STAMP}")
     return 1 if failed or (args.check and (stale or old)) else 0
 
 

@@ -71,3 +71,23 @@ def test_a_record_names_no_machine(monkeypatch, tmp_path):
     result = {"output": output, "seconds": 1.2, "showed": "=> ok"}
     note = records.make_note("python x.py", result, "4 x Some GPU", tmp_path, "")
     assert note["output"] == ["in . on node1, see x.py"]
+
+
+def test_a_record_is_of_the_code_that_it_shows():
+    code = '"""Doc."""\nx = 1  # one\n\n\ndef f():\n    """Doc."""\n    return f"{x}#"\n'
+    assert records.bare(code) == 'x = 1\ndef f():\n    return f"{x}#"'
+    lessons = {"4": LESSONS["4"], "4.wrong": LESSONS["4"] | {"change": ("import time\n", "")}}
+    lessons["4.short"] = LESSONS["4"] | {"arguments": ["--max-steps", "30"]}
+    codes = {records.digest(x, lessons) for x in lessons.values()}
+    assert len(codes) == 3
+    same = {"4": {"code": records.digest(LESSONS["4"], lessons)}, "4.wrong": {"code": "other"}}
+    assert records.stale(same, lessons) == ["4.wrong", "4.short"]
+    old = ["epoch 0: loss 0.5270, 13,537 images/s", "=> parameters identical: ok"]
+    for new, differs in {
+        "epoch 0: loss 0.5271, 9 images/s": "",
+        "epoch 0: loss 0.5470, 9 images/s": "0.5270 before, 0.5470 now",
+        "epoch 0: mean loss 0.5270, 9 images/s": "a line like this is only in one of them: e",
+    }.items():
+        found = records.difference(old, [new, old[1]])
+        assert found.startswith(differs)
+        assert bool(found) == bool(differs)
