@@ -19,7 +19,6 @@ import tokenize
 import tomllib
 
 from catalog import ROOT, source_of
-from loss_curves import losses, thinned
 
 RECORDS = ROOT / "data" / "records"
 SHOWN = "2-cpu-cores"  # the record whose output the pages show
@@ -64,6 +63,8 @@ def curves(folder):
 
     A lesson with a single curve writes it into the folder itself; its name is "".
     """
+    from loss_curves import losses, thinned  # here, because it needs numpy
+
     found = {}
     for file in sorted(folder.rglob("events.out.tfevents.*")):
         name = str(file.parent.relative_to(folder)).strip(".")
