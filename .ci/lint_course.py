@@ -3,17 +3,26 @@
 import ast
 import itertools
 import re
+import subprocess
 import sys
+import tomllib
 from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from catalog import read_days, read_exercises, read_lessons, read_pages  # noqa: E402
+from catalog import (  # noqa: E402
+    read_days,
+    read_exercises,
+    read_lessons,
+    read_pages,
+    read_requirements,
+    read_runs,
+)
 from docs.excerpts import DIVIDING_LINE  # noqa: E402
 from docs.pages import PAGES, parts_of  # noqa: E402
-from docs.records import SHOWN, read_records  # noqa: E402
+from records import SHOWN, read_records, read_values, stale  # noqa: E402
 
 FIELDS = ["Builds on", "New here", "Run", "Look for", "Try next"]
 # In this order. A page leaves out what does not earn its place there, but for NEEDED.
@@ -21,8 +30,13 @@ SECTIONS = ["Predict", "Run", "What happened", "The idea", "The change", "In you
 SECTIONS += ["Check yourself", "What to remember", "Exercises", "Further reading"]
 NEEDED = {"Run", "What happened"}
 
-# Functions that may have more forms. Lesson 4's own loop sends: rank 0 cannot use it alone.
-FORMS = {"evaluate": 2, "Net": 5, "gap_to_one_process": 2}
+# Functions that may have more forms. Lesson 4's own loop sends: rank 0 cannot use it alone. The
+# start of exercises is another, and those of lesson 17 have schedules of their own.
+FORMS = {"evaluate": 2, "Net": 5, "gap_to_one_process": 2, "start": 2, "receive": 2, "slots": 3}
+# So many functions of an exercise without TODO may differ from the solution's
+FAULTS = {"fill in": 0, "find the fault": 2, "capstone": 3}
+# What is imported of a requirement, where it has another name
+MODULES = {"tensorboard": "tensorboard", "torch-tb-profiler": "profiler"}
 GROUPS = r"\b(?:init_process_group|new_group|new_subgroups\w*|init_device_mesh)"
 # Of a call, or of a page as far as it shows one, up to two brackets deep.
 CALL = re.compile(GROUPS + r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*")
@@ -36,7 +50,7 @@ def read(file):
 
 
 def of_lesson(lesson, showed):
-    """Yield what a lesson's script lacks; showed is the proof line that it printed."""
+    """Yield what a lesson's script lacks; showed is its recorded proof line, if any."""
     text = read(lesson["file"])
     if lesson["id"] != "0" and text.count(DIVIDING_LINE) != 1:
         yield "not one dividing line"
@@ -47,7 +61,9 @@ def of_lesson(lesson, showed):
     if list(values) != FIELDS:
         yield f"the docstring must have: {', '.join(FIELDS)}"
     # The shape of the proof line, not its values: the reader is asked to predict those.
-    elif not re.fullmatch(re.escape(values["Look for"].strip()).replace(r"\.\.\.", ".+"), showed):
+    elif showed and not re.fullmatch(
+        re.escape(values["Look for"].strip()).replace(r"\.\.\.", ".+"), showed
+    ):
         yield f"does not print what to look for: {showed}"
 
 
@@ -110,20 +126,119 @@ def of_list(lessons):
     for name in names ^ {part.get("page") for part in parts}:
         if name and not name.endswith(".md"):
             yield f"lesson {name} must be in the timetable or have minutes, and not both"
+    cases = set(tomllib.loads(read("tests/support/cases.toml")))
+    for name in {lesson["id"] for lesson in lessons} ^ cases:
+        yield f"lesson {name} needs, or has left, a table [{name}] in tests/support/cases.toml"
+    known = {exercise["file"] for exercise in read_exercises()}
+    for path in ROOT.glob("day*/exercises/*.py"):
+        if str(path.relative_to(ROOT)) not in known:
+            number = path.name.partition("_")[0]
+            yield f'{path.name} has no solution, or no table ["{number}"] in hints.toml beside it'
 
 
-def of_shared(lessons):
-    """Yield the functions below the dividing line that are not the same in all lessons."""
+def of_records():
+    """Yield what was recorded with other code, or never."""
+    record = read_records()[SHOWN]
+    for name in stale(record, read_runs()):
+        known = name in record
+        todo = (
+            f"--stamp {name}: recorded with other code"
+            if known
+            else f"--record {name}: not recorded"
+        )
+        yield f"taskset -c 0,1 python scripts/update_docs.py {todo}"
+
+
+def left_behind(lessons):
+    """Yield the places that speak of a lesson which is not in the list, and idle requirements."""
+    known = {lesson["id"] for lesson in lessons} | {"all"}
+    files = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).split()
+    texts = {x: read(x) for x in files if x.endswith((".py", ".md", ".toml", ".sh", ".html"))}
+    for file, text in texts.items():
+        spoken = re.findall(r"\b[Ll]essons? ((?:\d+(?:, | and | or | to )?)+)", text)
+        spoken += re.findall(r"^(?:Builds on: +|\[|.*\bday\d/)(\d+)[_.\]]", text, re.M)
+        spoken += re.findall(r"LESSONS\[\"(\d+)", text)
+        for name in sorted({*re.findall(r"\d+", " ".join(spoken))} - known, key=int):
+            yield file, f"there is no lesson {name}"
+    tables = {f"{kind}.json": record for kind, record in read_records().items()}
+    tables["values.toml"] = read_values()
+    for file, table in tables.items():
+        for name in table.keys() - read_runs().keys() - {"all"}:
+            yield f"data/records/{file}", f"there is no lesson {name}: delete what it has"
+    code = "".join(text for file, text in texts.items() if re.match(r"(day\d|scripts)/.*py$", file))
+    for name in read_requirements():
+        module = MODULES.get(name, name)
+        if not re.search(rf"\b(import|from) .*\b{module}\b", code):
+            yield "requirements.txt", f"nothing imports {name}"
+
+
+def of_shared():
+    """Yield the functions below the dividing line that are not the same in all files."""
     forms = {}
-    for lesson in lessons:
-        below = read(lesson["file"]).partition(DIVIDING_LINE)[2]
-        for node in ast.parse(below).body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                forms.setdefault(node.name, set()).add(ast.get_source_segment(below, node))
+    for path in ROOT.glob("day*/**/*.py"):
+        below = re.split(r"^# ---- .*\n", path.read_text(), flags=re.M)[1:]
+        for name, text in parts_of_code("".join(below), ast.FunctionDef | ast.ClassDef).items():
+            files = forms.setdefault(name, {}).setdefault(text.strip(), [])
+            files.append(str(path.relative_to(ROOT)))
     del forms["parse_args"]
     for name, texts in forms.items():
         if len(texts) != FORMS.get(name, 1):
-            yield f"{name} has {len(texts)} forms"
+            files = ", ".join(min(texts.values(), key=len))
+            yield f"{name} has {len(texts)} forms (FORMS in .ci/lint_course.py), one in {files}"
+
+
+def of_options(lessons):
+    """Yield the options whose name is another in a lesson that builds on this one, as 10 on 6."""
+    names = {}
+    for lesson in lessons:
+        options = r'add\(\s*"(--[\w-]+)"[^)]*?help="([^"(]{20,})'
+        for name, words in re.findall(options, read(lesson["file"])):
+            names.setdefault(words, {}).setdefault(name, []).append(lesson["id"])
+    for words, found in names.items():
+        if len(found) > 1:
+            each = ", ".join(f"{name} in {' '.join(where)}" for name, where in found.items())
+            yield f"one option has two names ({words.strip()}): {each}"
+
+
+def parts_of_code(text, kinds=ast.stmt):
+    """Return what stands in Python code, {name: text}: functions, methods, other statements.
+
+    Comments before or after it belong to a part, imports and docstrings are left out.
+    """
+    lines, parts, nodes = text.splitlines(), {}, []
+    for node in ast.parse(text).body:
+        inner = node.body if isinstance(node, ast.ClassDef) and kinds is ast.stmt else [node]
+        nodes += [(f"{node.name}." if inner != [node] else "", x) for x in inner]
+    starts = [
+        min([x, *getattr(x, "decorator_list", [])], key=lambda x: x.lineno).lineno for _, x in nodes
+    ]
+    for (owner, node), begin, end in zip(nodes, starts, [*starts[1:], len(lines) + 1]):
+        if isinstance(node, kinds) and not isinstance(node, ast.Import | ast.ImportFrom | ast.Expr):
+            name = getattr(node, "name", "") or ast.unparse(node).partition(" = ")[0]
+            parts[owner + name] = "\n".join(lines[begin - 1 : end - 1]).strip()
+    return parts
+
+
+def of_exercise(exercise):
+    """Yield what an exercise lacks, and where its solution differs beyond what is to be done."""
+    number, lesson = exercise["id"], exercise["lesson"]
+    file = ROOT / exercise["file"]
+    checks = ROOT / f"scripts/exercises/checks/lesson_{lesson}.py"
+    check = f"def check_{number.replace('.', '_')}("
+    if not checks.exists() or check not in checks.read_text():
+        yield f"{checks.relative_to(ROOT)} has no {check}exercise, rank, world_size, report)"
+    if not file.exists():
+        yield "the solution has no exercise of this name"
+        return
+    texts = [x.read_text() for x in (file, file.parent / "solutions" / file.name)]
+    heads = [text.partition("\nRun: ")[0].partition(" ")[2] for text in texts]
+    if heads[0] != heads[1]:
+        yield "its docstring is not the solution's"
+    given, solved = map(parts_of_code, texts)
+    changed = [x for x in given | solved if given.get(x) != solved.get(x)]
+    changed = [x for x in changed if "TODO" not in given.get(x, "")]
+    if len(changed) > FAULTS[exercise["kind"]]:
+        yield f"differs from the solution in {', '.join(changed)}"
 
 
 def of_code(file):
@@ -149,8 +264,7 @@ def main():
     records, pages = read_records()[SHOWN], read_pages()
     found = []
     for lesson in read_lessons():
-        todo = f"no record: python scripts/update_docs.py --record {lesson['id']}"
-        showed = records.get(lesson["id"], {}).get("showed", todo)
+        showed = records.get(lesson["id"], {}).get("showed")
         found += [(lesson["file"], words) for words in of_lesson(lesson, showed)]
     for page in pages:
         if "id" in page:
@@ -161,7 +275,12 @@ def main():
         if read(page).count("<details>") != read(page).count("</details>"):
             found.append((page, "a folded block has no end"))
     found += [("scripts/course.toml", words) for words in of_list(read_lessons())]
-    found += [("below the dividing line", words) for words in of_shared(read_lessons())]
+    found += [("below the dividing line", words) for words in of_shared()]
+    found += [(f"data/records/{SHOWN}.json", words) for words in of_records()]
+    for exercise in read_exercises():
+        found += [(exercise["file"], words) for words in of_exercise(exercise)]
+    found += [("day*/", words) for words in of_options(read_lessons())]
+    found += left_behind(read_lessons())
     everywhere = ("day*/**/*.py", "day*/**/*.md", "slides/*.md")
     for file in itertools.chain(*map(ROOT.glob, everywhere)):
         found += [(file.relative_to(ROOT), words) for words in of_code(file)]

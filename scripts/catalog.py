@@ -51,24 +51,54 @@ def read_exercises():
         known = {"id": name, "lesson": name.partition(".")[0]}
         known["file"] = str(solution.relative_to(ROOT).parents[1] / solution.name)
         title = r'"""Solution [\d.]+: (.*)\.\n(?:.*\n)*?Kind: +(.*), (\d+) minutes\n'
-        known |= zip(("about", "kind", "minutes"), re.match(title, text).groups())
-        known["processes"] = int(re.search(r"--nproc-per-node=(\d+)", text)[1])
+        title, ranks = re.match(title, text), re.search(r"--nproc-per-node=(\d+)", text)
+        if not title or not ranks:
+            sys.exit(f"{solution} must begin as the others do, and have a start() as they have")
+        known |= zip(("about", "kind", "minutes"), title.groups())
+        known["processes"] = int(ranks[1])
         known["imports"] = re.findall(r"^(?:from|import) ([\w.]+)", text, re.M)
-        if "hints" not in exercise:
-            keys = "question", "experiment", "answer"
-            known["hints"] = {"": [exercise[key] for key in keys]}
+        keys = [] if "hints" in exercise else ["question", "experiment", "answer"]
+        for key in {*keys, "consequence"} - exercise.keys():
+            sys.exit(f'the table ["{name}"] of {solution.with_name("hints.toml")} has no {key}')
+        known["hints"] = {"": [exercise[key] for key in keys]}
         exercises.append({**known, **exercise})
     return exercises
 
 
+def read_variants():
+    """Return the lines of which a page asks which is wrong, {lesson id: table of variants.toml}."""
+    return tomllib.loads((SCRIPTS / "variants.toml").read_text())
+
+
+def read_runs():
+    """Return what update_docs.py records, {id: lesson}: lessons, and variants such as 6.wrong.
+
+    A variant has the keys of its lesson, other arguments, and perhaps change: (line, instead). If
+    the wrong one is short, the right one is recorded as short.
+    """
+    runs = {lesson["id"]: lesson for lesson in read_lessons()}
+    for name, x in read_variants().items():
+        short = {"arguments": x.get("arguments", [])}
+        runs[f"{name}.wrong"] = runs[name] | short | {"change": x["wrong"]}
+        if short["arguments"]:
+            runs[f"{name}.right"] = runs[name] | short
+    return runs
+
+
+def source_of(lesson):
+    """Return the code of a lesson, or of a variant of it."""
+    text = (ROOT / lesson["file"]).read_text()
+    line, instead = lesson.get("change", ("", ""))
+    if line and text.count(line) != 1:
+        raise ValueError(f"{lesson['file']} has {text.count(line)} times: {line}")
+    return text.replace(line, instead) if line else text
+
+
 def write_variant(folder, file, line, instead):
     """Write a lesson with another line into a folder, and the data beside it. Return its path."""
-    text = (ROOT / file).read_text()
-    if text.count(line) != 1:
-        raise ValueError(f"{file} has {text.count(line)} times: {line}")
     variant = Path(folder, file)
     variant.parent.mkdir()
-    variant.write_text(text.replace(line, instead))
+    variant.write_text(source_of({"file": file, "change": (line, instead)}))
     Path(folder, "data").symlink_to(ROOT / "data")
     return variant
 

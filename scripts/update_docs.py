@@ -10,10 +10,14 @@ Usage: scripts/update_docs.py              fill in all blocks
                                            kind of machine. The pages show the one of 2 CPU cores
        scripts/update_docs.py --record 8   run only these lessons, and keep the other records.
                                            6.wrong is 6 with the wrong line of variants.toml
+       scripts/update_docs.py --stamp      run what has changed since it was recorded. If it shows
+                                           the same, its record stays, and is of today's code;
+                                           --stamp 8 for these lessons only
        scripts/update_docs.py --faults     run all tests of faults and fill in what they saw
 """
 
 import argparse
+import multiprocessing
 import os
 import re
 import subprocess
@@ -21,13 +25,17 @@ import sys
 import tempfile
 from pathlib import Path
 
+import records
 import system_info
 from catalog import ROOT, write_variant
-from docs import records
+from docs import measured
 from docs.blocks import Course, fill
 from docs.pages import DECKS, PAGES, PLAY
 from processes import exit_with
-from runner.run_lesson import lesson_command, run
+from runner.run_lesson import lesson_command, run_lesson
+
+UPDATE = "python scripts/update_docs.py"
+STAMP = f"taskset -c 0,1 {UPDATE} --stamp"
 
 
 def kind_of_machine():
@@ -43,36 +51,47 @@ def kind_of_machine():
 def run_wrong(lesson, cwd):
     """Run a lesson with its wrong line, which it must call WRONG. Return the result until then."""
     own = tempfile.mkdtemp(dir=cwd)  # the curves of the right one are not there
-    file = write_variant(own, lesson["file"], *lesson["wrong"])
-    result = run({**lesson, "file": file}, cwd=own)
+    file = write_variant(own, lesson["file"], *lesson["change"])
+    result = run_lesson({**lesson, "file": file}, cwd=own)
     result["output"] = result["output"].partition("=> ")[0] + result["showed"]
     right = result["problem"] == "WRONG" or result["skipped"]
     return {**result, "problem": "" if right else "it is not WRONG"}
 
 
-def record(chosen, lessons):
-    """Run the chosen lessons and keep what they printed. Return how many failed."""
-    results, notes = {}, {}
+def record(chosen, course, stamp):
+    """Run what is chosen and keep what it printed. Return the names of those that failed.
+
+    stamp: keep the old note where the new one shows the same, and refuse the new one otherwise
+    """
+    # A process of its own, because asking torch for the GPUs takes some of their memory.
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        kind, machine = pool.apply(kind_of_machine)
+    failed = []
     with tempfile.TemporaryDirectory() as folder:
         for name in chosen:
             print(f"recording lesson {name}", flush=True)
-            run_it = run_wrong if "wrong" in lessons[name] else run
-            results[name] = run_it(lessons[name], cwd=folder)
-        # Only now: asking torch for the GPUs takes some of their memory.
-        kind, line = kind_of_machine()
-        for name, result in results.items():
-            if trouble := result["problem"] or result["skipped"]:
-                print(f"Lesson {name} is not in the record: {trouble}", file=sys.stderr)
-                continue
-            program, arguments = lesson_command(lessons[name])
-            command = " ".join([program, *arguments])
-            notes[name] = records.note(command, result, line, folder)
-            if name in records.CURVES:
-                runs = Path(folder, "runs", Path(lessons[name]["file"]).stem)
-                notes[name]["curves"] = records.curves(runs)
-    if notes:
-        print(f"record: {records.write_record(kind, notes)}")
-    return sum(bool(result["problem"]) for result in results.values())
+            lesson, old = course.runs[name], course.records.get(kind, {}).get(name)
+            result = (run_wrong if "change" in lesson else run_lesson)(lesson, cwd=folder)
+            command = " ".join([lesson_command(lesson)[0], *lesson_command(lesson)[1]])
+            code = records.digest(lesson, course.runs)
+            new = records.make_note(command, result, machine, folder, code)
+            trouble = result["problem"] or result["skipped"]
+            if stamp and not trouble:
+                trouble = f"{kind} has none"
+                if old:
+                    trouble = records.difference(old["output"], new["output"])
+                    new = old | {"code": code}
+            elif name in course.lessons and "figure" in lesson:
+                runs = Path(folder, "runs", Path(lesson["file"]).stem)
+                new["curves"] = records.curves(runs)
+            if trouble:
+                print(f"The record of {name} stays as it is: {trouble}", file=sys.stderr)
+                failed += [name] * (not result["skipped"])
+            else:
+                print(f"record: {records.write_note(kind, name, new)}", flush=True)
+    if failed and stamp:
+        print(f"To record what they show now: {UPDATE} --record {' '.join(failed)}")
+    return failed
 
 
 def record_faults():
@@ -83,7 +102,7 @@ def record_faults():
         if subprocess.run(command, cwd=ROOT, env=env).returncode:
             sys.exit("A test of faults failed, so the table stays as it is.")
         line = system_info.recorded("python scripts/update_docs.py --faults")
-        return f"{line}\n{records.table_of_faults(folder)}"
+        return f"{line}\n{measured.table_of_faults(folder)}"
 
 
 def main():
@@ -93,30 +112,36 @@ def main():
     )
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--record", nargs="*", metavar="ID", choices=course.runs)
+    parser.add_argument("--stamp", nargs="*", metavar="ID", choices=course.runs)
     parser.add_argument("--faults", action="store_true")
     args = parser.parse_args()
-    failed = 0
+    failed = []
+    old = records.stale(course.records[records.SHOWN], course.runs)
+    if args.stamp is not None:
+        failed = record(args.stamp or old, course, stamp=True)
+        course = Course()
     if args.record is not None:
         usual = course.lessons if "SLURM_JOB_ID" in os.environ else course.runs  # all for 2x2 ranks
-        failed = record(args.record or usual, course.runs)
+        failed = record(args.record or usual, course, stamp=False)
         course = Course()
     if args.faults:
         course.faults = record_faults()
     stale = []
     for page in [*PAGES, *DECKS, PLAY]:
-        old = (ROOT / page).read_text()
+        text = (ROOT / page).read_text()
         try:
-            new = fill(old, page, course)
+            new = fill(text, page, course)
         except ValueError as error:
             sys.exit(str(error))
-        if new != old:
+        if new != text:
             stale.append(page)
             if not args.check:
                 (ROOT / page).write_text(new)
-    if args.check and stale:
-        print(f"Stale: {', '.join(stale)}. Run: python scripts/update_docs.py")
-        return 1
-    return 1 if failed else 0
+    if stale and args.check:
+        print(f"Stale pages: {', '.join(stale)}. Run: {UPDATE}")
+    if old and args.check:
+        print(f"Of other code, or not recorded: {', '.join(old)}. Run: {STAMP}")
+    return 1 if failed or (args.check and (stale or old)) else 0
 
 
 if __name__ == "__main__":

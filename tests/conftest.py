@@ -32,9 +32,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 
 
+# What depends on the clock: folders and files whose tests stop, kill or time what they start.
+CLOCK = {"slurm", "faults", "test_doctor", "test_elastic", "test_launcher", "test_left_behind"}
+CLOCK |= {"test_run_course", "test_slow_network"}
+
+
 def pytest_collection_modifyitems(items):
     """Begin with the tests that wait longest: otherwise all wait for the last of them."""
     items.sort(key=lambda item: item.path.parent.name != "slurm")
+    for item in items:
+        if CLOCK & {item.path.parent.name, item.path.stem}:
+            item.add_marker("clock")
 
 
 @pytest.fixture(scope="session")

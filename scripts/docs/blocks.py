@@ -35,11 +35,10 @@ so the line that begins with => is found by "=".
 
 import re
 import shlex
-import tomllib
 
-from catalog import SCRIPTS, read_days, read_exercises, read_lessons, read_pages
-from docs import excerpts, pages, records
-from docs.records import value
+import records
+from catalog import read_days, read_exercises, read_lessons, read_pages, read_runs, read_variants
+from docs import excerpts, measured, pages
 
 BLOCK = re.compile(r"(<!-- begin (\w+)([^>]*?) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
 VALUE = re.compile(r"(<!-- n (\S+) -->)([^<]*)(<!-- /n -->)")
@@ -47,7 +46,7 @@ VALUE = re.compile(r"(<!-- n (\S+) -->)([^<]*)(<!-- /n -->)")
 KINDS = [pages.head, pages.foot, pages.lessons, pages.timetable, pages.exercises]
 KINDS += [excerpts.code, excerpts.diff, excerpts.output, excerpts.variants]
 KINDS += [pages.here, pages.agenda, pages.exercise, pages.consequence]
-KINDS += [records.measured, records.faults]
+KINDS += [measured.measured, measured.faults]
 KINDS = {function.__name__: function for function in KINDS}
 
 NOTHING = (KeyError, TypeError, StopIteration, FileNotFoundError)  # what a mark names isn't there
@@ -60,13 +59,22 @@ class Course:
         lists = read_lessons(), read_exercises(), read_days()
         self.lessons, self.exercises, self.days = ({x["id"]: x for x in some} for some in lists)
         self.pages = read_pages()
-        self.variants = tomllib.loads((SCRIPTS / "variants.toml").read_text())
-        self.runs = dict(self.lessons)  # what is recorded
-        for name, x in self.variants.items():
-            self.runs[f"{name}.wrong"] = self.lessons[name] | {"arguments": [], **x}
-        self.records = records.read_records()
-        self.values = tomllib.loads((records.RECORDS / "values.toml").read_text())
+        self.variants, self.runs = read_variants(), read_runs()
+        self.records, self.values = records.read_records(), records.read_values()
         self.faults = None  # the table, where the tests of faults have just been run
+
+    def value(self, name):
+        """Return a value of the record that is shown; see records.value.
+
+        Of each lesson, recorded is the date of its note, and on its machine.
+        """
+        run, _, own = name.rpartition(".")
+        note = self.records[records.SHOWN][run]
+        return (
+            note[own]
+            if own in ("recorded", "on")
+            else records.value(self.values, name, note["output"])
+        )
 
 
 def fill(text, page, course):
@@ -89,7 +97,7 @@ def fill(text, page, course):
     def replace_value(match):
         begin, name, _, end = match.groups()
         try:
-            return begin + value(course, name) + end
+            return begin + course.value(name) + end
         except (*NOTHING, ValueError) as error:
             raise ValueError(f"{page}: no value for this mark: {begin} {error}") from None
 

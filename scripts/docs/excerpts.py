@@ -8,7 +8,7 @@ from pathlib import Path
 
 from catalog import ROOT
 from docs.pages import DECKS
-from docs.records import SHOWN
+from records import SHOWN
 
 # The line between the lesson and its shared helpers
 DIVIDING_LINE = "\n# ---- Shared helpers, identical in every lesson\n"

@@ -23,9 +23,9 @@ def table(head, rows):
     return "\n".join(lines) + "\n"
 
 
-def link(words, file, here):
+def link(words, file, at):
     """Return a link from a page to a file, both from the root of the repository."""
-    return f"[{words}]({os.path.relpath(file, Path(here).parent)})"
+    return f"[{words}]({os.path.relpath(file, Path(at).parent)})"
 
 
 def title_of(page):
@@ -40,16 +40,16 @@ def page_of(name, pages):
     return next(x for x in pages if name in (x.get("id"), x["file"]))
 
 
-def foot(course, here, name):
+def foot(course, at, name):
     i = course.pages.index(page_of(name, course.pages))
-    words = [link(f"← {title_of(x)}", x["file"], here) for x in course.pages[:i][-1:]]
-    words.append(f"[Day {here.partition('/')[0][-1]}](README.md)")
-    words += [link(f"{title_of(x)} →", x["file"], here) for x in course.pages[i + 1 :][:1]]
+    words = [link(f"← {title_of(x)}", x["file"], at) for x in course.pages[:i][-1:]]
+    words.append(f"[Day {at.partition('/')[0][-1]}](README.md)")
+    words += [link(f"{title_of(x)} →", x["file"], at) for x in course.pages[i + 1 :][:1]]
     return " · ".join(words) + "\n"
 
 
-def head(course, here, name):
-    page, links = page_of(name, course.pages), foot(course, here, name)
+def head(course, at, name):
+    page, links = page_of(name, course.pages), foot(course, at, name)
     if "minutes" not in page:
         return links
     words = [f"{page['minutes']} minutes"]
@@ -62,11 +62,11 @@ def head(course, here, name):
     return f"{links}\n{' · '.join(words)}\n"
 
 
-def lessons(course, here, day):
+def lessons(course, at, day):
     rows = []
     for x in course.pages:
         if x["day"] == day:
-            name = link(title_of(x), x["file"], here)
+            name = link(title_of(x), x["file"], at)
             rows.append([name, x["idea"], str(x.get("minutes", ""))])
     return table(["page", "the one idea", "minutes"], rows)
 
@@ -85,13 +85,13 @@ def parts_of(day, pages):
     return parts
 
 
-def timetable(course, here, day):
+def timetable(course, at, day):
     rows, whole = [], 0
     for clock, minutes, title, page, part in parts_of(course.days[day], course.pages):
         file = page["file"] if page else part.get("file")
-        name = link(title, file, here) if file else title
+        name = link(title, file, at) if file else title
         own = [course.exercises[x] for x in part.get("exercises", [])]
-        links = " ".join(link(x["id"], x["file"], here) for x in own)
+        links = " ".join(link(x["id"], x["file"], at) for x in own)
         hours = part.get("gpus", 0) * minutes / 60
         whole += hours
         shown = f"{hours:.0f}" if hours else ""
@@ -102,14 +102,14 @@ def timetable(course, here, day):
     return table(head, [*rows, ["", "all", "", "", f"{whole:.0f}"]])
 
 
-def exercises(course, here, where):
+def exercises(course, at, where):
     every = course.exercises.values()
     chosen = [x for x in every if where == x["lesson"] or x["file"].startswith(f"{where}/")]
     if not chosen:
         return "This lesson has no exercise that checks itself.\n"
     rows = []
     for x in chosen:
-        name = link(x["id"], x["file"], here)
+        name = link(x["id"], x["file"], at)
         rows.append([name, x["kind"], x["minutes"], x["about"]])
     first = chosen[0]["id"]
     check = f"`python scripts/check.py {first}` checks {first}; `--hint` helps."
@@ -130,7 +130,7 @@ def here(course, page, name):
     return f'<!-- _footer: "{" · ".join(words)}" -->\n'
 
 
-def agenda(course, here, day):
+def agenda(course, at, day):
     parts = parts_of(course.days[day], course.pages)
     rows = [[title, part.get("topic", ""), str(minutes)] for _, minutes, title, _, part in parts]
     half = [row[0] for row in rows].index("Lunch") + 1

@@ -74,6 +74,8 @@ def be_rank(rank, world_size, exercise_id, file, folder, pipe):
         exercise = load(file)
         module = importlib.import_module(f"exercises.checks.lesson_{exercise_id.split('.')[0]}")
         name = f"check_{exercise_id.replace('.', '_')}"
+        if not hasattr(module, name):
+            raise NotImplementedError(f"scripts/{module.__name__} has no {name}")
         check = getattr(module, name)(exercise, rank, world_size, report)
         value = next(check, None) if isgenerator(check) else None
         pipe.send(("seen", (report.lines, value)))

@@ -3,29 +3,28 @@
 Called by run_course.py. Every number is from a lesson of this run. Nothing is drawn from a lesson
 that failed.
 
-A result is a dict: id and idea of the lesson; what run_lesson.run returns; files, the paths of the
-event files and traces that the lesson wrote.
+A result is a dict: id, idea and figure of the lesson; what run_lesson returns; files, the paths of
+the event files that the lesson wrote.
 """
 
+import contextlib
 import io
 import re
 import time
 from pathlib import Path
 
 import jinja2
-import numpy as np
-from catalog import load
 from loss_curves import losses, thinned
 from markupsafe import Markup, escape
 from matplotlib import style
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from records import read_values, value
 from runner.run_lesson import summary
 from system_info import described
-from view_traces import load_newest, merge
 
 # Neither too light nor too dark, so that they can be seen on a white page and on a dark one.
-BLUE, ORANGE, GREEN, PURPLE, GREY = "#2f86c9", "#d1690e", "#2b9a66", "#9b6fc9", "#858f9b"
+BLUE, ORANGE, GREEN, GREY = "#2f86c9", "#d1690e", "#2b9a66", "#858f9b"
 STYLE = {
     "svg.fonttype": "none",  # text stays text
     "figure.figsize": (4.4, 3.7),  # inches; small, so that letters are large on a telephone
@@ -48,24 +47,22 @@ def svg_of(drawing, name):
     return Markup(re.sub(r'( id="|xlink:href="#|url\(#)', rf"\1{name}-", svg))
 
 
-# Label, color and line width of a curve, by its lesson or by the folder of lesson 8's events. Those
-# that should be the same get narrower, so that all are seen.
-CURVES = {
-    "2": ("lesson 2", GREY, 1.5),
-    "4": ("lesson 4", ORANGE, 7),
-    "6": ("lesson 6", GREEN, 4),
-    "10": ("lesson 10", BLUE, 1.5),
-    "alone": ("one process", BLUE, 1.5),
-    "unscaled": ("DDP, unscaled rate", ORANGE, 1.5),
-    "linear": ("DDP, linear rate", GREEN, 1.5),
+# Color and line width of each curve. Those that should be the same get narrower: all are seen.
+STYLES = {
+    "chain": [(GREY, 1.5), (ORANGE, 7), (GREEN, 4), (BLUE, 1.5)],
+    "rates": [(BLUE, 1.5), (ORANGE, 1.5), (GREEN, 1.5)],
 }
 
 
 def curves(axes, results):
-    """Draw loss curves over each other."""
-    paths = {x["id"] if x["id"] != "8" else y.parent.name: y for x in results for y in x["files"]}
-    for name, path in paths.items():
-        label, color, width = CURVES[name]
+    """Draw loss curves over each other: of several lessons, or all those of lesson 8."""
+    kind = results[0]["figure"]
+    paths = {
+        f"lesson {x['id']}" if kind == "chain" else y.parent.name: y
+        for x in results
+        for y in x["files"]
+    }
+    for (label, path), (color, width) in zip(paths.items(), STYLES[kind]):
         axes.plot(*thinned(losses(path), 40), color=color, label=label, linewidth=width)
     axes.set(xlabel="images seen", ylabel="training loss", yscale="log", xlim=0)
     axes.xaxis.set_major_formatter("{x:,.0f}")
@@ -73,10 +70,10 @@ def curves(axes, results):
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:,g}")
     axes.yaxis.set_minor_locator(NullLocator())
-    if "alone" in paths:
+    if kind == "rates":
         return "The farther above one process's a curve is, the more its larger batch has cost."
     text = "In a step, lesson 2 takes one batch, and the other lessons one for each rank."
-    same = [dict(losses(paths[x])) for x in paths if x != "2"]
+    same = [dict(losses(paths[x])) for x in paths if x != "lesson 2"]
     if len(same) > 1:
         steps = sorted(same[0])[:10]
         gap = max(abs(same[0][x] - other[x]) for other in same for x in steps)
@@ -84,75 +81,36 @@ def curves(axes, results):
     return text
 
 
-# Color and place of what a rank does, in the order of find_work in lesson 5.
-LANES = {"data": (PURPLE, 0), "computing": (BLUE, 0), "communicating": (ORANGE, 0.4)}
-
-
-def timeline(axes, results):
-    """Draw what each rank did in a step in the middle of a lesson's traces."""
-    lesson = load("day1/5_mnist_manual_ddp_profile.py")
-    folder = results[0]["files"][0].parent  # log or log_ddp, before runs
-    events = [x for x in merge(load_newest(folder)) if x["ph"] == "X"]
-    steps = [x for x in events if x["name"].startswith("ProfilerStep")]
-    ranks = sorted({x["pid"] for x in steps})
-    middle = steps[len(steps) // len(ranks) // 2]["name"]
-    step = [x for x in steps if x["name"] == middle]
-    begin, end = min(x["ts"] for x in step), max(x["ts"] + x["dur"] for x in step)
-    axes.figure.set_size_inches(9, 1.4 + 0.5 * len(ranks))
-    for rank in ranks:
-        work = lesson.find_work([x for x in events if x["pid"] == rank], begin, end)
-        seen = lesson.F.adaptive_max_pool1d(work.float(), 700)  # shorter gaps are not seen
-        for flag, kind in zip(seen.numpy(), LANES):
-            color, place = LANES[kind]
-            edges = np.flatnonzero(np.diff(flag, prepend=0, append=0)) * (end - begin) / 700_000
-            bars = [(left, right - left) for left, right in edges.reshape(-1, 2)]
-            label = kind if rank == ranks[0] else None
-            axes.broken_barh(bars, (rank + place, 0.38), color=color, label=label)
-    axes.set(xlabel="milliseconds", xlim=(0, (end - begin) / 1000))
-    axes.set_yticks([rank + 0.4 for rank in ranks], [f"rank {rank}" for rank in ranks])
-    axes.invert_yaxis()
-    axes.grid(visible=False)
-    text = "An early rank waits, which counts as communicating. Gaps: it has no core, or is idle."
-    return f"{text} To zoom in, and for all steps: `python scripts/view_traces.py {folder}`"
-
-
-# What is drawn: the function, the lessons that it is made from, and the title.
-FIGURES = [
-    (curves, ("2", "4", "6", "10"), "Lessons 2, 4, 6 and 10"),
-    (curves, ("8",), "Loss and learning rate"),
-    (timeline, ("5",), "One step of lesson 5"),
-    (timeline, ("test-profile",), "One step of test-profile"),
-]
+TITLES = {"chain": "One training, one process or several", "rates": "Loss and learning rate"}
 
 
 def draw(well):
-    """Return the figures that the lessons which ended well wrote something for, a list of dicts."""
+    """Return the figures of the lessons which ended well and wrote something, a list of dicts."""
     figures = []
     with style.context(["default", STYLE]):
-        for function, lessons, title in FIGURES:
-            sources = [well[x] for x in lessons if x in well and well[x]["files"]]
+        for kind, title in TITLES.items():
+            sources = [x for x in well if x["figure"] == kind and x["files"]]
             if sources:
                 drawing = Figure()
-                caption = function(drawing.subplots(), sources)
+                caption = curves(drawing.subplots(), sources)
                 drawing.legend(loc="outside upper left", fontsize=9, ncols=3)
-                name = f"{function.__name__}-{lessons[0]}"
-                svg = svg_of(drawing, name)
-                figures.append({"name": name, "title": title, "caption": caption, "svg": svg})
+                svg = svg_of(drawing, kind)
+                figures.append({"name": kind, "title": title, "caption": caption, "svg": svg})
     return figures
 
 
-# Numbers that depend on the machine, by their unit: the last one that a lesson printed.
-SPEEDS = {
-    "images/s": r"^epoch .* ([\d,]+) images/s$",
-    "MB/s of 64 MB": r"64 MB: .*\(bus +([\d.,]+)\)$",
-    "% hidden": r"^=> communication hidden by computing: (\d+)%",
-}
+# Values that depend on the machine, by their names in values.toml, and their units.
+SPEEDS = {"images_per_s": "images/s", "bus_64_mb": "MB/s of 64 MB", "hidden": "hidden"}
 
 
-def speeds(result):
+def speeds(result, values):
     """Return how long a lesson took and how fast it was, a list of texts with units."""
-    found = {unit: re.findall(pattern, result["output"], re.M) for unit, pattern in SPEEDS.items()}
-    return [f"{result['seconds']:.1f} s", *(f"{x[-1]} {unit}" for unit, x in found.items() if x)]
+    texts = [f"{result['seconds']:.1f} s"]
+    for name, unit in SPEEDS.items():
+        with contextlib.suppress(ValueError):  # it printed none
+            found = value(values, f"{result['id']}.{name}", result["output"].splitlines())
+            texts.append(f"{found} {unit}")
+    return texts
 
 
 def code(text):
@@ -165,12 +123,12 @@ def write(path, results, command):
 
     results: as above; command: what the user typed.
     """
-    well = {x["id"]: x for x in results if not x["problem"] and not x["skipped"]}
+    well = [x for x in results if not x["problem"] and not x["skipped"]]
     template = Path(__file__).with_name("report.html.j2").read_text()
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["code"] = code
     page = environment.from_string(template).render(
-        results=[{**x, "speeds": speeds(x)} for x in results],
+        results=[{**x, "speeds": speeds(x, read_values())} for x in results],
         summary=summary(results),
         figures=draw(well),
         here=f"{described()} ({time.strftime('%Y-%m-%d %H:%M')}, `{command}`)",

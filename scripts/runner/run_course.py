@@ -19,11 +19,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the packages bes
 from catalog import read_lessons
 from processes import exit_with
 from progress import SignOfLife
-from runner.run_lesson import lesson_command, run, summary
+from runner.run_lesson import lesson_command, run_lesson, summary
 
 REPORT = Path("runs", "report.html")  # where the lessons put their curves
-# Their TensorBoard files, and the traces of lesson 5 and test-profile.
-FILES = ["runs/**/events.out.tfevents.*", "log*/*.pt.trace.json"]
+FILES = "runs/**/events.out.tfevents.*"  # for TensorBoard
 
 
 def choose(lessons, wanted, parser):
@@ -36,7 +35,7 @@ def choose(lessons, wanted, parser):
 
 
 def files():
-    return {path for pattern in FILES for path in Path().glob(pattern)}
+    return {*Path().glob(FILES)}
 
 
 def run_all(lessons):
@@ -47,7 +46,8 @@ def run_all(lessons):
         command = shlex.join([program, *arguments])
         print(f"\n[{number}/{len(lessons)}] {lesson['idea']}\n   $ {command}", flush=True)
         before = files()
-        result = {"id": lesson["id"], "idea": lesson["idea"], **run(lesson)}
+        known = {key: lesson.get(key) for key in ("id", "idea", "figure")}
+        result = known | run_lesson(lesson)
         results.append({**result, "files": sorted(files() - before)})
     return results
 

@@ -21,7 +21,7 @@ def lesson_command(lesson):
     return LAUNCHER, [*where, *options, lesson["file"], *lesson["arguments"]]
 
 
-def run(lesson, limit=600, **options):
+def run_lesson(lesson, limit=600, **options):
     """Run a lesson and pass its output on, line by line. Return a dict; the options are Job's.
 
     output    everything that it printed

@@ -19,7 +19,7 @@ from drawing import (
     sheet,
 )
 from matplotlib.patches import Rectangle
-from sources import take_parents, take_samples
+from sources import COURSE, take_parents, take_samples
 
 # The map: where each lesson stands, (column, height), and what it is about.
 PLACES = {
@@ -45,7 +45,7 @@ PLACES = {
     19: (4, 1.72, "recom-\nmender"),
     20: (4, 0.52, "Accelerate"),
 }
-SAME = (2, 4, 6, 10)  # the lessons with the same losses
+SAME = {int(x["id"]) for x in COURSE.lessons.values() if x.get("figure") == "chain"}
 
 
 def course_map():

@@ -1,12 +1,8 @@
 """Where the numbers in figures come from: the record, and tables in pages of what it has not."""
 
 import itertools
-import json
 import re
-import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 from unittest import mock
 
@@ -15,14 +11,12 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-import system_info  # noqa: E402
 from catalog import load  # noqa: E402
 from docs.blocks import Course  # noqa: E402
-from docs.records import SHOWN, value  # noqa: E402
+from records import SHOWN  # noqa: E402
 
 COURSE = Course()
 RECORD = COURSE.records[SHOWN]
-TWO_RUNS = Path(__file__).with_name("four_ranks.json")  # written by record_two_runs, below
 
 
 def printed(lesson):
@@ -63,7 +57,7 @@ def number(text):
 
 def take_links():
     """Return the ms of an all_reduce of 64 MB: {link: [measured, the least that it allows]}."""
-    links = {"no network": [number(value(COURSE, "9.ms_between_64_mb")), None]}
+    links = {"no network": [number(COURSE.value("9.ms_between_64_mb")), None]}
     page = page_of("9")
     for link, words, speed in (
         ("1 Gbit/s", "link 1gbit` we measured ", 1e9),
@@ -144,36 +138,12 @@ def take_parents():
 
 def take_two_runs():
     """Return the accuracy and the proof of lesson 4 with the line that divides, and without it."""
-    runs = json.loads(TWO_RUNS.read_text())
     both = []
-    for run in runs["output"].values():
-        (accuracy,) = (line for line in run if line.startswith("test accuracy"))
-        (proof,) = (line for line in run if line.startswith("=>"))
+    for name in ("4.right", "4.wrong"):
+        (accuracy,) = re.findall(r"^test accuracy.*", printed(name), re.M)
+        (proof,) = re.findall(r"^=>.*", printed(name), re.M)
         both.append((accuracy, re.sub(r" \(limit.*?\)", "", proof)))  # it is long without, too
     return both
-
-
-def record_two_runs():
-    """Run lesson 4 with the line that divides, and without it; keep what it prints."""
-    lesson = Path(COURSE.lessons["4"]["file"])
-    text = (ROOT / lesson).read_text()
-    (line,) = re.findall(r"^ *flat /= .*\n", text, re.M)
-    output = {}
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "data").symlink_to(ROOT / "data")
-        script = Path(folder, lesson)
-        script.parent.mkdir()
-        for name, version in (("with", text), ("without", text.replace(line, ""))):
-            script.write_text(version)
-            command = [sys.executable, lesson, "--max-steps", "30"]
-            # One of the two is WRONG, and ends with exit status 1
-            run = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-            if "=>" not in run.stdout:
-                sys.exit(f"Lesson 4 {name} the line that divides has proved nothing: {run.stderr}")
-            output[name] = run.stdout.splitlines()
-    on = system_info.described()
-    recorded = {"recorded": time.strftime("%Y-%m-%d"), "on": on, "output": output}
-    TWO_RUNS.write_text(json.dumps(recorded, indent=1) + "\n")
 
 
 def take_images(ranks, count):
@@ -191,7 +161,3 @@ def rows_of(y, pixels):
     """Return a path of the lines in a row: M3 8h4 is 4 pixels long."""
     bits = "".join("#" if pixel else " " for pixel in pixels)
     return "".join(f"M{x.start()} {y}h{len(x[0])}" for x in re.finditer("#+", bits))
-
-
-if __name__ == "__main__":
-    record_two_runs()

@@ -22,45 +22,7 @@ function compute(all) {
   }));
 }
 
-/** Guess, then move each control. Return what did not work, and the links found in the files. */
-async function play(files) {
-  const dead = [];
-  document.body.style.width = "360px";
-  for (const section of document.querySelectorAll("section")) {
-    const [guess, form] = section.querySelectorAll("form");
-    const [field, button] = [guess.querySelector("input"), guess.querySelector("button")];
-    button.click();
-    if (!section.querySelector(".play").hidden) dead.push(`${section.id} asks for no guess`);
-    if (field.type === "radio") field.click();
-    else field.value = 3;
-    button.click();
-    for (const control of form.querySelectorAll("input, select, button")) {
-      const before = section.innerHTML;
-      let moved = false;
-      for (const use of uses(control, files)) {
-        use();
-        for (const name of ["input", "change"]) control.dispatchEvent(new Event(name, { bubbles: true }));
-        await new Promise((done) => setTimeout(done, 5));
-        moved ||= section.innerHTML !== before;
-        if (/NaN|undefined|Infinity/.test(section.innerHTML)) dead.push(`${control.name} ${control.value}`);
-      }
-      if (document.body.scrollWidth > 360) dead.push(`${control.name} makes it too wide for a phone`);
-      if (!moved) dead.push(control.name || control.textContent);
-    }
-  }
-  return [dead, files.map(course.readLink)];
-}
-
-/** All that one can do with a control, as functions. */
-function uses(control, files) {
-  if (control.options) return [...control.options].map((x) => () => (control.value = x.value));
-  if (control.min) {
-    return [control.min, Number(control.min) + 4, control.max].map((x) => () => (control.value = x));
-  }
-  if (control.type !== "file") return [() => control.click()];
-  return files.map((text) => () => {
-    const transfer = new DataTransfer();
-    transfer.items.add(new File([text], "report.html"));
-    control.files = transfer.files;
-  });
+/** Return the links found in files that a reader may choose. */
+function links(files) {
+  return files.map(course.readLink);
 }

@@ -4,7 +4,7 @@ import re
 import sys
 
 import pytest
-from docs import records
+import records
 from docs.pages import DECKS, PAGES
 from support.documented_commands import FENCE, check, commands_in
 from support.run import LESSONS, ROOT, output_of, run
@@ -69,5 +69,25 @@ def test_a_record_names_no_machine(monkeypatch, tmp_path):
     monkeypatch.setattr(records, "nodes_of_allocation", lambda: ["node-a17"])
     output = f"in {tmp_path} on node-a17.site.edu, see /home/me/torch/x.py\n"
     result = {"output": output, "seconds": 1.2, "showed": "=> ok"}
-    note = records.note("python x.py", result, "4 x Some GPU", tmp_path)
+    note = records.make_note("python x.py", result, "4 x Some GPU", tmp_path, "")
     assert note["output"] == ["in . on node1, see x.py"]
+
+
+def test_a_record_is_of_the_code_that_it_shows():
+    code = '"""Doc."""\nx = 1  # one\n\n\ndef f():\n    """Doc."""\n    return f"{x}#"\n'
+    assert records.bare(code) == 'x = 1\ndef f():\n    return f"{x}#"'
+    lessons = {"4": LESSONS["4"], "4.wrong": LESSONS["4"] | {"change": ("import time\n", "")}}
+    lessons["4.short"] = LESSONS["4"] | {"arguments": ["--max-steps", "30"]}
+    codes = {records.digest(x, lessons) for x in lessons.values()}
+    assert len(codes) == 3
+    same = {"4": {"code": records.digest(LESSONS["4"], lessons)}, "4.wrong": {"code": "other"}}
+    assert records.stale(same, lessons) == ["4.wrong", "4.short"]
+    old = ["epoch 0: loss 0.5270, 13,537 images/s", "=> parameters identical: ok"]
+    for new, differs in {
+        "epoch 0: loss 0.5271, 9 images/s": "",
+        "epoch 0: loss 0.5470, 9 images/s": "0.5270 before, 0.5470 now",
+        "epoch 0: mean loss 0.5270, 9 images/s": "a line like this is only in one of them: e",
+    }.items():
+        found = records.difference(old, [new, old[1]])
+        assert found.startswith(differs)
+        assert bool(found) == bool(differs)

@@ -6,7 +6,8 @@ import re
 import sys
 
 import pytest
-from support.cases import CASES, EPOCHS, arguments_of, variants_of
+from records import kinds_of_lines
+from support.cases import CASES, arguments_of, variants_of
 from support.forked_ranks import run_ranks, skip_what_cannot_run
 from support.mutants import assert_disproved, write_mutant
 from support.run import (
@@ -20,7 +21,6 @@ from support.run import (
     recorded_output,
     run,
     same_losses,
-    shape,
 )
 
 full = pytest.mark.full
@@ -79,7 +79,7 @@ def losses_alone(tmp_path_factory):
     def run():
         folder = tmp_path_factory.mktemp("alone")
         file = ROOT / LESSONS["2"]["file"]
-        output = run_ranks(1, file, *EPOCHS.split(), "--batch-size", 84, cwd=folder)[1]
+        output = run_ranks(1, file, *arguments_of("3", tmp_path_factory), cwd=folder)[1]
         assert "\n=> " in output, output  # 20 steps may be too few for its limit
         return losses(folder / "runs" / file.stem)
 
@@ -87,7 +87,10 @@ def losses_alone(tmp_path_factory):
 
 
 @pytest.mark.short
-@pytest.mark.parametrize("lesson_id", LESSONS)
+@pytest.mark.parametrize(
+    "lesson_id",  # 18 predicts times
+    [pytest.param(x, marks=[pytest.mark.clock] * (x == "18")) for x in LESSONS],
+)
 def test_a_lesson_prints_what_its_page_shows(lesson_id, tmp_path, tmp_path_factory):
     case = CASES[lesson_id]
     arguments = arguments_of(lesson_id, tmp_path_factory, ranks=case.ranks, folder=tmp_path)
@@ -119,15 +122,6 @@ def as_recorded(output):
     """Return an output with the names of the pages: of the machine, Python and the folder."""
     output = output.replace(platform.node(), "this-machine").replace(sys.executable, "python")
     return re.sub(r"/\S+/(?=mnist\.h5|ratings)", "data/", output)
-
-
-def kinds_of_lines(output):
-    """Return the kinds of lines before the proof, whose words may depend on its numbers.
-
-    What torchrun logs when it restarts a job does not count.
-    """
-    lines = shape(output.rpartition("=> ")[0])
-    return {line for line in lines if not re.match(r"[WE]#", line)}
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ import time
 import processes
 import psutil
 import pytest
+import records
 from catalog import ROOT, load, read_lessons
-from docs import records
 from loss_curves import losses as losses  # for the tests
 from PIL import Image
 
@@ -135,16 +135,6 @@ def same_losses(mine, theirs):
     """
     begin = mine[:5] == pytest.approx(theirs[:5], abs=1e-5)
     return begin and mine == pytest.approx(theirs, abs=2e-3)
-
-
-def shape(text):
-    """Return the set of the kinds of lines in an output: numbers, devices and choices masked."""
-    text = re.sub(r"\d[\d.,+]*(e[+-]\d+)?%?", "#", text)
-    text = re.sub(r"\b(cpu|cuda|xpu)(:#)?", "DEVICE", text)
-    text = re.sub(r"\b(gloo|nccl|xccl)\b", "BACKEND", text)
-    text = re.sub(r"\b(linear|sqrt)\b", "RULE", text)
-    text = re.sub(r"\b(DistributedDataParallel|Net)\b", "MODEL", text)
-    return {" ".join(line.split()) for line in text.splitlines()}
 
 
 def skip_or_fail_in_ci(reason):
