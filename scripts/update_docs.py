@@ -81,7 +81,7 @@ def record(chosen, course, stamp):
                 if old:
                     trouble = records.difference(old["output"], new["output"])
                     new = old | {"code": code}
-            elif name in course.lessons and "figure" in lesson:
+            elif name in course.lessons and lesson.get("figure") in ("chain", "rates"):
                 runs = Path(folder, "runs", Path(lesson["file"]).stem)
                 new["curves"] = records.curves(runs)
             if trouble:

@@ -22,7 +22,8 @@ from progress import SignOfLife
 from runner.run_lesson import lesson_command, run_lesson, summary
 
 REPORT = Path("runs", "report.html")  # where the lessons put their curves
-FILES = "runs/**/events.out.tfevents.*"  # for TensorBoard
+# Their TensorBoard files, and the traces of lesson 5 and test-profile.
+FILES = ["runs/**/events.out.tfevents.*", "log*/*.pt.trace.json"]
 
 
 def choose(lessons, wanted, parser):
@@ -35,7 +36,7 @@ def choose(lessons, wanted, parser):
 
 
 def files():
-    return {*Path().glob(FILES)}
+    return {path for pattern in FILES for path in Path().glob(pattern)}
 
 
 def run_all(lessons):
