@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
 
 from launcher.failures import as_a_shell, ending, write_stderr
 from launcher.gpus import own_gpu_only
@@ -26,8 +27,13 @@ def run(options):
     node = os.environ["SLURMD_NODENAME"]
     address, interface = address_and_interface(node, leads_to=os.environ["MASTER_ADDR"])
     variables = variables_of_rank(os.environ, options.torchrun)
-    variables |= interface_variables(interface)
-    command, environment = rank_command(options, variables, address)
+    os.environ.update(variables | interface_variables(interface))
+    command = [sys.executable, "-u", *options.command]
+    if options.torchrun:
+        names = "RANK", "WORLD_SIZE", "RANKS_PER_NODE"
+        meeting = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+        counts = (int(variables[name]) for name in names)
+        command = torchrun_command(options, *counts, address, *meeting)
     # At Ctrl-C, the rank may say something. This process would only add a traceback.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -35,7 +41,7 @@ def run(options):
     with watched([log] if options.monitor and variables["LOCAL_RANK"] == "0" else []):
         # If Slurm tracks processes with control groups, it signals only those that it has
         # started itself, such as this one. And the rank may have something to save.
-        process, forwarded = start_and_forward_signals(command, [signal.SIGTERM], env=environment)
+        process, forwarded = start_and_forward_signals(command, [signal.SIGTERM])
         status = process.wait()
     if status and not forwarded:
         who = "torchrun" if options.torchrun else f"rank {variables['RANK']}"
@@ -73,29 +79,28 @@ def threads(cpus, ranks):
     return os.environ.get("OMP_NUM_THREADS") or str(share)
 
 
-def rank_command(options, variables, address):
-    """Return the command of a rank, or of a node's torchrun, and its environment.
+def torchrun_command(
+    options: Namespace, node: int, nodes: int, each: int, address: str, host: str, port: str
+) -> list[str]:
+    """Return the command of a node's torchrun. Change the environment of this process for it.
 
-    options     launch.py's
-    variables   RANK, LOCAL_RANK and so on, {name: text}, in addition to this process's
-    address     how the others reach this node
+    options   launch.py's
+    each      how many ranks it starts
+    address   how the others reach this node
+    host      where they meet
     """
-    environment = {**os.environ, **variables}
-    if not options.torchrun:
-        return [sys.executable, "-u", *options.command], environment
-    host, port = environment["MASTER_ADDR"], environment["MASTER_PORT"]
     for name in NOT_FOR_TORCHRUN:
-        environment.pop(name, None)
+        os.environ.pop(name, None)
     # Or restarted ranks look for the old ones' addresses.
-    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     # Seconds for a rank to end, then by force.
-    environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "5"
-    command = f"""-m torch.distributed.run --nnodes {variables["WORLD_SIZE"]}
-    --nproc-per-node {variables["RANKS_PER_NODE"]} --max-restarts {options.max_restarts or 0}
+    os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "5"
+    command = f"""-m torch.distributed.run --nnodes {nodes}
+    --nproc-per-node {each} --max-restarts {options.max_restarts or 0}
     --redirects {2 if options.max_restarts else 0} --log-dir runs/torchrun
     --rdzv-backend c10d --rdzv-id {port} --rdzv-endpoint {host}:{port}
-    --rdzv-conf is_host={int(variables["RANK"] == "0")} --local-addr {address}"""
-    return [sys.executable, *command.split(), *options.command], environment
+    --rdzv-conf is_host={int(node == 0)} --local-addr {address}"""
+    return [sys.executable, *command.split(), *options.command]
 
 
 def start_and_forward_signals(command, signals, **options):
