@@ -177,8 +177,8 @@ def choose_device(local_rank, local_world_size):
 
 def start(args, url=None):
     """Run as one rank: join the process group, call main, leave the group."""
-    # Variables tell a process who it is. LOCAL_RANK: its number on this node. The other
-    # four, RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, are for init_process_group.
+    # LOCAL_RANK: which rank of this node it is. init_process_group needs to know where
+    # all ranks meet: at the url or, under torchrun, where two more variables say.
     local_rank = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))  # Kubernetes
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this node
     device, backend = choose_device(local_rank, ranks_here)
