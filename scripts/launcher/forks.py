@@ -1,4 +1,4 @@
-"""Starts the ranks of simulated nodes, and tells the launcher when each of them has ended.
+"""Starts the ranks of simulated nodes, waits for them, and tells the launcher which failed first.
 
 Files of the course are run by forks of this process, which imports torch once for all. Any other
 command is started by itself: it may count on torch not being imported yet.
@@ -15,12 +15,18 @@ import os
 import runpy
 import signal
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the packages beside this one
+
+from launcher.failures import NO_FAILURE, as_a_shell, ending, write_stderr
+
 COURSE = [Path(__file__).resolve().parents[2] / day for day in ("day1", "day2")]
+LAST_WORDS = 1.5  # seconds in which the others usually end by themselves, and may say why
 PR_SET_PDEATHSIG = 1  # Linux's number, see prctl(2)
 
 
@@ -33,17 +39,23 @@ def imports(file: str) -> Iterator[str]:
             yield node.module
 
 
-def fork() -> int:
-    """Fork. The child is killed when its parent ends, however that ends."""
-    with warnings.catch_warnings(action="ignore"):  # of threads, which no import leaves busy
-        pid = os.fork()
-    if pid == 0 and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    return pid
+def end_with_parent(number: int) -> None:
+    """Have Linux send this process a signal when its parent ends, however that ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
 def be_rank(file: str, arguments: list[str], variables: dict[str, str]) -> None:
     """Run a file as `python -u` would, in this process."""
+    os.environ.update(variables)
+    if sys.platform == "linux":
+        Path("/proc/self/comm").write_text(f"rank {variables['RANK']}")  # its name in ps and top
+    del sys.path[:2]  # this file's folder, and scripts/
+    run_file(file, arguments)
+
+
+def run_file(file: str, arguments: list[str]) -> None:
+    """Run a file as the main module. An error's traceback begins in this file."""
 
     def say_what_happened(kind, error, trace):  # without the frames that have led to the file
         while trace and trace.tb_frame.f_code.co_filename != file:
@@ -51,11 +63,8 @@ def be_rank(file: str, arguments: list[str], variables: dict[str, str]) -> None:
         traceback.print_exception(kind, error, trace)
 
     sys.excepthook = say_what_happened
-    os.environ.update(variables)
-    if sys.platform == "linux":
-        Path("/proc/self/comm").write_text(f"rank {variables['RANK']}")  # its name in ps and top
     sys.argv[:] = [file, *arguments]
-    sys.path[0] = os.path.dirname(file)
+    sys.path.insert(0, os.path.dirname(file))
     runpy.run_path(file, run_name="__main__")
 
 
@@ -72,46 +81,69 @@ def keep_store(listener: int) -> None:
         signal.pause()
 
 
-def main() -> None:
-    """Start ranks, of which stdin has a list of [command, its own variables].
+def start(command: list[str], variables: dict[str, str], forked: bool) -> int:
+    """Start a rank; return its process id. The rank never returns."""
+    with warnings.catch_warnings(action="ignore"):  # of threads: an import leaves none busy
+        pid = os.fork()
+    if pid == 0:
+        end_with_parent(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if not forked:
+            os.execve(command[0], command, os.environ | variables)
+        be_rank(command[2], command[3:], variables)
+        sys.exit()
+    return pid
 
-    The arguments are open files: where to write "number status" for each rank that has ended, and
-    perhaps the socket for the store.
+
+def wait_for_all(running: dict[int, str]) -> int:
+    """Wait until all ranks have ended or one has failed, and tell. Return its status, or 0."""
+    status = 0
+    while running and not status:
+        pid, raw = os.wait()
+        if pid in running:  # it is no rank: the store
+            name, status = running.pop(pid), os.waitstatus_to_exitcode(raw)
+    if not status:
+        return 0
+    write_stderr(f"launcher: {time.time():.6f} {name} ended with {ending(status)}\n")
+    time.sleep(LAST_WORDS)
+    with contextlib.suppress(ChildProcessError):  # there is none any more
+        pid = -1
+        while pid:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+            running.pop(pid, None)
+    for name in running.values() if status not in NO_FAILURE else []:  # it hangs, or is busy
+        write_stderr(f"Still running: {name}.\n")
+    return as_a_shell(status)
+
+
+def main() -> int:
+    """Start the ranks of stdin, {name: [command, variables]}. Return the first failure's status.
+
+    The argument is an open socket for the store, if there is to be one.
     """
-    ends, *listener = files = [int(word) for word in sys.argv[1:]]
+    end_with_parent(signal.SIGKILL)
     ranks = json.load(sys.stdin)
-    _, _, file, *arguments = ranks[0][0]
-    forked = Path(file).parent in COURSE  # not torchrun's file
     os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
+    file = next(iter(ranks.values()))[0][2]
+    forked = Path(file).parent in COURSE  # not torchrun's file
     if forked:
         with contextlib.suppress(ImportError, SyntaxError):  # the ranks say it
             for name in imports(file):
                 importlib.import_module(name)
-    on_term = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends after the ranks
-    store = fork() if listener else None
-    if store == 0:
-        return keep_store(*listener)
-    running = {}
-    for number, (command, variables) in enumerate(ranks):
-        pid = fork()
-        if pid == 0:
-            signal.signal(signal.SIGTERM, on_term)
-            for number in files:
-                os.close(number)
-            if forked:
-                return be_rank(file, arguments, variables)
-            os.execve(command[0], command, os.environ | variables)
-        running[pid] = number
-    while running:
-        pid, status = os.wait()
-        if pid == store:
-            store = None
-        else:
-            said = f"{running.pop(pid)} {os.waitstatus_to_exitcode(status)}\n"
-            os.write(ends, said.encode())
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends when all ranks have ended
+    store = None
+    for listener in map(int, sys.argv[1:]):
+        store = os.fork()
+        if store == 0:
+            end_with_parent(signal.SIGKILL)
+            return keep_store(listener)
+        os.close(listener)
+    status = wait_for_all({start(*ranks[name], forked): name for name in ranks})
     if store:
-        os.kill(store, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # torch is missing
+            os.kill(store, signal.SIGKILL)
+    return status
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

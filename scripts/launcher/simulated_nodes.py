@@ -2,18 +2,16 @@
 
 import json
 import os
-import queue
 import shlex
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from argparse import Namespace
 
 from launcher import forks
-from launcher.failures import NO_FAILURE, FailureReport, as_a_shell, ending, forward, write_stderr
+from launcher.failures import FailureReport, as_a_shell, ending, forward, write_stderr
 from launcher.gpus import find_gpus, share_gpus
 from launcher.monitor import watched
 from launcher.rank import threads, torchrun_command
@@ -21,7 +19,6 @@ from launcher.rendezvous import interface_variables, reserve_port
 from processes import Group, end_on_signals
 
 GRACE = 5  # seconds from SIGTERM to SIGKILL. What started the launcher waits longer
-LAST_WORDS = 1.5  # seconds in which the others usually end by themselves, and may say why
 
 
 def run(options: Namespace) -> int:
@@ -88,54 +85,22 @@ def run_ranks(
     group      the processes.Group that they are to belong to
     listener   a socket for the store in which they meet, or None
     """
-    report, ended = FailureReport(), queue.SimpleQueue()
-    errors, ends = os.pipe(), os.pipe()
-    readers = [
-        threading.Thread(target=forward, args=(report, errors[0]), daemon=True),
-        threading.Thread(target=note_ends, args=(ends[0], list(ranks), ended), daemon=True),
-    ]
-    files = [ends[1], *([listener.fileno()] if listener else [])]
+    report, pipe = FailureReport(), os.pipe()
+    reader = threading.Thread(target=forward, args=(report, pipe[0]), daemon=True)
+    reader.start()
+    files = [listener.fileno()] if listener else []
     command = [sys.executable, "-u", forks.__file__, *files]
     try:
-        for reader in readers:
-            reader.start()
-        options = {"stdin": subprocess.PIPE, "stderr": errors[1], "pass_fds": files}
-        with group.start(command, **options).stdin as stdin:
-            stdin.write(json.dumps(list(ranks.values())).encode())
-        os.close(errors[1])
-        os.close(ends[1])
-        status = wait_for_all(list(ranks), ended, report)
-        if not status:
-            for process in group.settle():
-                write_stderr(f"Left behind by a rank, so killed: process {process}\n")
+        process = group.start(command, stdin=subprocess.PIPE, stderr=pipe[1], pass_fds=files)
+        os.close(pipe[1])
+        with process.stdin as stdin:
+            stdin.write(json.dumps(ranks).encode())
+        status = process.wait()
+        for left in [] if status else group.settle():
+            write_stderr(f"Left behind by a rank, so killed: process {left}\n")
     finally:
         group.end()
-        readers[0].join(1)  # no longer: a process that nobody can find may hold the pipe
+        reader.join(1)  # no longer: a process that nobody can find may hold the pipe
+    if status < 0:
+        write_stderr(f"The process that starts the ranks ended with {ending(status)}.\n")
     return report.report_cause() or as_a_shell(status)
-
-
-def note_ends(pipe: int, names: list[str], ended: queue.SimpleQueue) -> None:
-    """Put (name, status) into a queue for each rank that has ended, in the order of their ends."""
-    with open(pipe) as lines:
-        for line in lines:
-            number, status = map(int, line.split())
-            ended.put((names[number], status))
-    ended.put(("The process that starts the ranks", -signal.SIGKILL))  # or all ranks have ended
-
-
-def wait_for_all(running: list[str], ended: queue.SimpleQueue, report: FailureReport) -> int:
-    """Wait until all ranks have ended or one has failed, and tell. Return its status, or 0."""
-    status = 0
-    while running and not status:
-        name, status = ended.get()
-        running = [rank for rank in running if rank != name]
-    if not status:
-        return 0
-    report.failures.append((time.time(), f"{name} ended with {ending(status)}"))
-    time.sleep(LAST_WORDS)
-    while not ended.empty():
-        name, _ = ended.get()
-        running = [rank for rank in running if rank != name]
-    for name in running if status not in NO_FAILURE else []:  # it hangs, or is busy
-        write_stderr(f"Still running: {name}.\n")
-    return status
