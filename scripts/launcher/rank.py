@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Mapping
 
 from launcher.failures import as_a_shell, ending, write_stderr
 from launcher.gpus import own_gpu_only
@@ -22,7 +23,7 @@ NOT_FOR_TORCHRUN = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"]
 NOT_FOR_TORCHRUN += ["MASTER_ADDR", "MASTER_PORT", "TORCH_ELASTIC_WORKER_IDENTICAL"]
 
 
-def run(options):
+def run(options: Namespace) -> int:
     """Run this task's rank, or with --torchrun its node's torchrun. Return its exit status."""
     node = os.environ["SLURMD_NODENAME"]
     address, interface = address_and_interface(node, leads_to=os.environ["MASTER_ADDR"])
@@ -50,7 +51,7 @@ def run(options):
     return as_a_shell(status)
 
 
-def variables_of_rank(given, torchrun):
+def variables_of_rank(given: Mapping[str, str], torchrun: bool) -> dict[str, str]:
     """Return the variables of a rank, {name: text}, from those that Slurm and slurm.py set."""
     node = int(given["SLURM_NODEID"])
     tasks = expand(given["SLURM_STEP_TASKS_PER_NODE"])[node]
@@ -70,7 +71,7 @@ def variables_of_rank(given, torchrun):
     return variables
 
 
-def threads(cpus, ranks):
+def threads(cpus: int, ranks: int) -> str:
     """Return how many threads a rank should use: its CPUs, but at most its share of the machine's.
 
     It is a text, for the environment. What the user has set stays.
