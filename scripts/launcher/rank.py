@@ -83,12 +83,10 @@ def threads(cpus: int, ranks: int) -> str:
 def torchrun_command(
     options: Namespace, node: int, nodes: int, each: int, address: str, host: str, port: str
 ) -> list[str]:
-    """Return the command of a node's torchrun. Change the environment of this process for it.
+    """Return the command of a node's torchrun, which starts so many ranks each.
 
-    options   launch.py's
-    each      how many ranks it starts
-    address   how the others reach this node
-    host      where they meet
+    They meet at host and port, and reach this node at its address. The environment of this process
+    is changed for torchrun.
     """
     for name in NOT_FOR_TORCHRUN:
         os.environ.pop(name, None)
@@ -104,10 +102,12 @@ def torchrun_command(
     return [sys.executable, *command.split(), *options.command]
 
 
-def start_and_forward_signals(command, signals, **options):
-    """Start a command and pass signals on to it. Return its Popen object, and a list of those.
+def start_and_forward_signals(
+    command: list[str], signals: list[int], **options
+) -> tuple[subprocess.Popen, list[int]]:
+    """Start a command, pass signals on to it. Return its Popen object, and a list of those passed.
 
-    signals   the numbers. What is ignored stays ignored
+    What is ignored stays ignored.
     """
     running, forwarded = [], []
 

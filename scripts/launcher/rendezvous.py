@@ -69,10 +69,7 @@ def interfaces() -> dict[str, str]:
 
 
 def interface_to(host: str, known: dict[str, str]) -> str:
-    """Return the interface through which this machine reaches a host, or "".
-
-    known   as interfaces() returns them
-    """
+    """Return which of the known interfaces leads from this machine to a host, or ""."""
     source = ""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks, contextlib.suppress(OSError):
         asks.connect((host, 9))  # nothing is sent

@@ -44,25 +44,20 @@ def run(options: Namespace) -> int:
     end_on_signals(signal.SIGINT)  # or each rank would be sent it, and print a traceback
     with watched(logs if options.monitor else []), Group(GRACE) as group:
         if options.torchrun:
-            commands = {
-                f"torchrun on simulated node {node}": (
-                    torchrun_command(options, node, nodes, each, "127.0.0.1", "127.0.0.1", port),
-                    masks[node],
-                )
-                for node in range(nodes)
-            }
-            return run_ranks(commands, group)
+            here, ranks = "127.0.0.1", {}
+            for node in range(nodes):
+                command = torchrun_command(options, node, nodes, each, here, here, port)
+                ranks[f"torchrun on simulated node {node}"] = command, masks[node]
+            return run_ranks(ranks, group)
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
         os.environ.update(WORLD_SIZE=str(nodes * each), LOCAL_WORLD_SIZE=str(each))
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # or rank 0 would open a store itself
-        commands = {
-            f"rank {rank} on simulated node {rank // each}": (
-                [sys.executable, "-u", *options.command],
-                {**masks[rank // each], "RANK": str(rank), "LOCAL_RANK": str(rank % each)},
-            )
-            for rank in range(nodes * each)
-        }
-        return run_ranks(commands, group, reserved)
+        command, ranks = [sys.executable, "-u", *options.command], {}
+        for rank in range(nodes * each):
+            node, local_rank = divmod(rank, each)
+            own = {**masks[node], "RANK": str(rank), "LOCAL_RANK": str(local_rank)}
+            ranks[f"rank {rank} on simulated node {node}"] = command, own
+        return run_ranks(ranks, group, reserved)
 
 
 def listen(port: str | None) -> socket.socket:
@@ -79,11 +74,9 @@ def run_ranks(
     group: Group,
     listener: socket.socket | None = None,
 ) -> int:
-    """Run ranks on this machine; when one fails, stop the others. Return the exit status.
+    """Run ranks, {name: (command, its own variables)}; when one fails, stop the others.
 
-    ranks      the command of each, and its own variables, {name: (command, variables)}
-    group      the processes.Group that they are to belong to
-    listener   a socket for the store in which they meet, or None
+    Return the exit status. They meet in a store at the listener, if there is one.
     """
     report, pipe = FailureReport(), os.pipe()
     reader = threading.Thread(target=forward, args=(report, pipe[0]), daemon=True)

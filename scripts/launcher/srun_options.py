@@ -42,10 +42,7 @@ def count_gpus(environment: Mapping[str, str]) -> int:
 
 
 def choose_ranks(gpus: list[int], environment: Mapping[str, str]) -> list[int]:
-    """Return how many ranks each node gets: as many as tasks were asked for, or as gpus says.
-
-    gpus   for how many ranks each node has GPUs
-    """
+    """Return how many ranks each node gets: as many as tasks were asked for, or as its GPUs."""
     nodes = len(gpus)
     each = int(environment.get("SLURM_NTASKS_PER_NODE") or 0)
     tasks = int(environment.get("SLURM_NTASKS") or 0)
