@@ -21,8 +21,8 @@ SECTIONS = ["Predict", "Run", "What happened", "The idea", "The change", "In you
 SECTIONS += ["Check yourself", "What to remember", "Exercises", "Further reading"]
 NEEDED = {"Run", "What happened"}
 
-# Functions that may have more forms. Lesson 4's own loop sends: rank 0 cannot use it alone. On Day 1
-# the ranks may also meet at a URL that start is given.
+# Functions that may have more forms. Lesson 4's own loop sends: rank 0 cannot use it alone. On
+# Day 1 the ranks may also meet at a URL that start is given.
 FORMS = {"evaluate": 2, "Net": 5, "gap_to_one_process": 2, "start": 2}
 GROUPS = r"\b(?:init_process_group|new_group|new_subgroups\w*|init_device_mesh)"
 # Of a call, or of a page as far as it shows one, up to two brackets deep.

@@ -22,8 +22,8 @@ import torch.multiprocessing as mp
 
 def run(rank, world_size, url="env://"):  # at env:// torchrun's ranks meet
     """Run as one of the processes: the same code in each, told apart by the rank."""
-    limit = timedelta(seconds=60)  # for every wait; the default is half an hour
-    dist.init_process_group("gloo", url, rank=rank, world_size=world_size, timeout=limit)
+    wait = timedelta(seconds=60)  # at most; the default is half an hour
+    dist.init_process_group("gloo", url, rank=rank, world_size=world_size, timeout=wait)
     value = torch.tensor(float(rank))
     # Every rank gives its value, and every rank gets the sum of all. It works in place.
     dist.all_reduce(value, op=dist.ReduceOp.SUM)

@@ -33,12 +33,12 @@ def test_a_rank_is_killed(whom, nodes, command, begun, rank, says, tmp_path):
     job.check(f"kill -9 of {whom}", says, MEMORY)
 
 
-@pytest.mark.parametrize("before", ["    value = ", "    limit = "], ids=["later", "before it joins"])
+@pytest.mark.parametrize("before", ["    value = ", "    wait = "], ids=["later", "unmet"])
 def test_a_rank_of_day_1_raises_while_another_waits(before, tmp_path):
     ouch = '    if rank == 1:\n        raise ValueError("ouch")\n'
     job = lesson("0", 2, cwd=tmp_path, file=write_mutant(tmp_path, "0", (before, ouch + before)))
     fault = "an exception on rank 1, Day 1; rank 0 waits"
-    fault += " for it to join" if "limit" in before else ""
+    fault += " for it to join" if "wait" in before else ""
     do = "Above stands the rank, `-- Process 1 terminated`, and the line."
     output = job.check(fault, "^ValueError: ouch$", do, status=1)
     assert "-- Process 1 terminated with the following error:" in output

@@ -243,8 +243,9 @@ def rank_of(job, number):
     """Return the process id of a rank of a job. The data workers that it forks are newer."""
     for process in map(psutil.Process, sorted(job.processes())):
         name = process.name()  # of a forked rank: rank 1
-        is_python = name.startswith(("python", "pt_"))
-        if name == f"rank {number}" or is_python and process.environ().get("RANK") == str(number):
+        if name.startswith(("python", "pt_")):
+            name = f"rank {process.environ().get('RANK')}"
+        if name == f"rank {number}":
             return process.pid
 
 
