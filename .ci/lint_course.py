@@ -30,9 +30,10 @@ SECTIONS = ["Predict", "Run", "What happened", "The idea", "The change", "In you
 SECTIONS += ["Check yourself", "What to remember", "Exercises", "Further reading"]
 NEEDED = {"Run", "What happened"}
 
-# Functions that may have more forms. Lesson 4's own loop sends: rank 0 cannot use it alone. The
-# start of exercises is another, and those of lesson 17 have schedules of their own.
-FORMS = {"evaluate": 2, "Net": 5, "gap_to_one_process": 2, "start": 2, "receive": 2, "slots": 3}
+# Functions that may have more forms. Lesson 4's own loop sends: rank 0 cannot use it alone. On
+# Day 1 the ranks may also meet at a URL that start is given; the start of exercises is another, and
+# those of lesson 17 have schedules of their own.
+FORMS = {"evaluate": 2, "Net": 5, "gap_to_one_process": 2, "start": 3, "receive": 2, "slots": 3}
 # So many functions of an exercise without TODO may differ from the solution's
 FAULTS = {"fill in": 0, "find the fault": 2, "capstone": 3}
 # What is imported of a requirement, where it has another name

@@ -11,6 +11,7 @@ Try next:  replace SUM by MAX or PRODUCT; run it with 1, 2 and 8 processes.
 import argparse
 import os
 import sys
+import tempfile
 import time
 from datetime import timedelta
 
@@ -19,11 +20,10 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 
-def run(rank, world_size):
+def run(rank, world_size, url="env://"):  # at env:// torchrun's ranks meet
     """Run as one of the processes: the same code in each, told apart by the rank."""
-    # Rank 0 listens at MASTER_ADDR and MASTER_PORT, and each rank waits for all others.
-    limit = timedelta(seconds=60)  # for every wait; the default is half an hour
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=limit)
+    wait = timedelta(seconds=60)  # at most; the default is half an hour
+    dist.init_process_group("gloo", url, rank=rank, world_size=world_size, timeout=wait)
     value = torch.tensor(float(rank))
     # Every rank gives its value, and every rank gets the sum of all. It works in place.
     dist.all_reduce(value, op=dist.ReduceOp.SUM)
@@ -48,13 +48,13 @@ def run(rank, world_size):
 
 def start_processes(world_size):
     """Start the processes on this machine, and wait for them."""
-    port = 20_000 + os.getpid() % 10_000  # a different one for each job on this machine
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     method = "fork" if sys.platform == "linux" else "spawn"
-    try:  # each process calls run(rank, world_size), with its own rank
-        mp.start_processes(run, (world_size,), nprocs=world_size, start_method=method)
-    except mp.ProcessExitedException as error:
-        sys.exit(str(error))
+    with tempfile.TemporaryDirectory() as folder:  # no other user can open it
+        given = (world_size, f"file://{folder}/ranks")  # a file in which they meet
+        try:  # each process calls run(rank, world_size, url), with its own rank
+            mp.start_processes(run, given, world_size, daemon=True, start_method=method)
+        except mp.ProcessExitedException as error:
+            sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ import json
 import math
 import os
 import signal
-import socket
 import sys
+import tempfile
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -175,17 +175,17 @@ def choose_device(local_rank, local_world_size):
     return device, backend
 
 
-def start(args):
+def start(args, url=None):
     """Run as one rank: join the process group, call main, leave the group."""
-    # Variables tell a process who it is. LOCAL_RANK: its number on this node. The other
-    # four, RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, are for init_process_group.
+    # LOCAL_RANK: which rank of this node it is. init_process_group needs to know where
+    # all ranks meet: at the url or, under torchrun, where two more variables say.
     local_rank = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))  # Kubernetes
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this node
     device, backend = choose_device(local_rank, ranks_here)
     timeout = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
     device_id = None if backend == "gloo" else device  # with it, NCCL connects now
     os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")  # pytorch#153960
-    dist.init_process_group(backend, timeout=timeout, device_id=device_id)
+    dist.init_process_group(backend, url, timeout=timeout, device_id=device_id)
     if dist.get_rank() == 0:
         ranks = dist.get_world_size()
         print(f"ranks: {ranks}, device: {device.type}, backend: {backend}")
@@ -196,10 +196,12 @@ def start(args):
     return status  # of rank 0: 0 if the lesson has proved its claim
 
 
-def start_rank(rank, args):
+def start_rank(rank, args, url):
     """Run as this rank of one node."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)  # they end it, with no traceback
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
-    sys.exit(start(args))
+    sys.exit(start(args, f"{url}?rank={rank}&world_size={args.processes}"))
 
 
 def launch(args):
@@ -207,29 +209,25 @@ def launch(args):
     copies = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE", "1")
     if copies != "1":
         sys.exit(f"mpirun has started this {copies} times: use torchrun instead")
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends all, with no traceback
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     world_size = str(args.processes)
     os.environ.update(WORLD_SIZE=world_size, LOCAL_WORLD_SIZE=world_size)
-    # The ranks meet at a port of this process, which other machines cannot reach.
-    listener = socket.create_server(("127.0.0.1", 0))  # 0: any free port
-    port = listener.getsockname()[1]
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # otherwise rank 0 would listen
-    loopback = socket.if_indextoname(1)  # lo: what ranks send stays on this machine
+    linux = sys.platform == "linux"
+    loopback = "lo" if linux else "lo0"  # what ranks send stays on this machine
     os.environ.update(GLOO_SOCKET_IFNAME=loopback, NCCL_SOCKET_IFNAME=loopback)
-    method = "fork" if sys.platform == "linux" else "spawn"
-    ranks = mp.start_processes(
-        start_rank, (args,), args.processes, join=False, start_method=method
-    )
-    fd = listener.detach()
-    _store = dist.TCPStore(  # open until this function ends
-        "127.0.0.1", port, is_master=True, use_libuv=False, master_listen_fd=fd
-    )
-    try:
-        while not ranks.join():
-            pass
-    except mp.ProcessExitedException as error:
-        sys.exit(str(error))  # a rank was killed, or has printed what is wrong
+    method = "fork" if linux else "spawn"
+    with tempfile.TemporaryDirectory() as folder:  # no other user can open it
+        given = (args, f"file://{folder}/ranks")  # a file in which they meet
+        try:
+            mp.start_processes(start_rank, given, args.processes, start_method=method)
+        except mp.ProcessExitedException as error:
+            sys.exit(str(error))  # a rank was killed, or has printed what is wrong
+        except KeyboardInterrupt:
+            sys.exit(130)
+        finally:
+            for process in mp.active_children():
+                process.kill()
+                process.join()
 
 
 def parse_args():

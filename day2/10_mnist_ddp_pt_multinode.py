@@ -226,6 +226,8 @@ def parse_args():
     add("--seed", type=int, default=0, help="for weights and order (0)")
     add("--max-steps", type=int, help="end each epoch after so many steps")
     args = parser.parse_args()
+    if not os.environ.get("DIST_TIMEOUT", "60").isdecimal():
+        parser.error("DIST_TIMEOUT is not a number of seconds")
     for name, number in vars(args).items():
         least = 0 if name == "seed" else 1e-9
         if type(number) in (int, float) and not least <= number < 2**31:  # nan

@@ -407,6 +407,8 @@ def parse_args():
     add("--workers", type=int, default=1, help="processes that read, per rank (1)")
     add("--buffer", type=int, default=8, help="chunks shuffled together (8)")
     args = parser.parse_args()
+    if not os.environ.get("DIST_TIMEOUT", "60").isdecimal():
+        parser.error("DIST_TIMEOUT is not a number of seconds")
     for name, number in vars(args).items():
         least = 0 if name in ("seed", "workers") else 1e-9
         if type(number) in (int, float) and not least <= number < 2**31:  # nan

@@ -346,6 +346,8 @@ def parse_args():
     add("--save-every", type=int, default=50, help="steps per snapshot (50)")
     add("--crash-at-step", type=int, default=2**31 - 1, help="a rank fails (never)")
     args = parser.parse_args()
+    if not os.environ.get("DIST_TIMEOUT", "60").isdecimal():
+        parser.error("DIST_TIMEOUT is not a number of seconds")
     for name, number in vars(args).items():
         least = 0 if name == "seed" else 1e-9
         if type(number) in (int, float) and not least <= number < 2**31:  # nan

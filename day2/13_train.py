@@ -455,6 +455,8 @@ DATA = Path(__file__).parents[1] / "data"
 SIGNALS = [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT]
 if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup has it ignored
     SIGNALS.append(signal.SIGHUP)
+if not os.environ.get("DIST_TIMEOUT", "300").isdecimal():
+    sys.exit("DIST_TIMEOUT is not a number of seconds")
 TIMEOUT = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 300)))  # workers', too
 # Options that may differ: on each rank; at each start. (train and test: the data)
 OWN = ["data", "workers", "checkpoint_dir"]

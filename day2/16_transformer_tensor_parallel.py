@@ -157,6 +157,8 @@ LENGTH = 64  # characters in a piece of text
 WIDTH = 64  # numbers per character inside the model
 HEAD = 16  # of these, numbers for each head of the attention
 LAYERS = 4
+if not os.environ.get("DIST_TIMEOUT", "60").isdecimal():
+    sys.exit("DIST_TIMEOUT is not a number of seconds")
 TIMEOUT = timedelta(seconds=int(os.environ.get("DIST_TIMEOUT", 60)))
 ROUNDING = 1e-5  # a different order of adding changes the first 20 losses by less
 warnings.filterwarnings("ignore", "DTensor random")  # torch 2.6 about itself

@@ -335,6 +335,8 @@ def parse_args():
     add("--lr", type=float, default=0.003, help="learning rate (0.003)")
     add("--max-steps", type=int, default=40, help="end after so many steps (40)")
     args = parser.parse_args()
+    if not os.environ.get("DIST_TIMEOUT", "60").isdecimal():
+        parser.error("DIST_TIMEOUT is not a number of seconds")
     for name, number in vars(args).items():
         if type(number) in (int, float) and not 0 < number < 2**31:  # nan
             parser.error(f"{name} is {number}: too small, too large, or no number")

@@ -339,6 +339,8 @@ def parse_args():
         parser.error = lambda message: sys.exit(2)
     parser.add_argument("--batch-size", type=int, default=128, help="per process (128)")
     args = parser.parse_args()
+    if not os.environ.get("DIST_TIMEOUT", "60").isdecimal():
+        parser.error("DIST_TIMEOUT is not a number of seconds")
     if not 0 < args.batch_size < 2**31:
         parser.error("batch size must be at least 1")
     if "RANK" not in os.environ:

@@ -324,6 +324,8 @@ def parse_args():
     add("--folder", type=Path, default=RATINGS, help="made by create_ratings.py")
     add("--factors", type=int, default=8, help="per user and movie (8)")
     args = parser.parse_args()
+    if not os.environ.get("DIST_TIMEOUT", "60").isdecimal():
+        parser.error("DIST_TIMEOUT is not a number of seconds")
     for name, number in vars(args).items():
         least = 0 if name in ("seed", "factors") else 1e-9
         if type(number) in (int, float) and not least <= number < 2**31:  # nan

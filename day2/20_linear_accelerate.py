@@ -236,6 +236,8 @@ def parse_args():
     add("--lr", type=float, default=0.001, help="learning rate (0.001)")
     add("--seed", type=int, default=0, help="for weights and points (0)")
     args = parser.parse_args()
+    if not os.environ.get("DIST_TIMEOUT", "60").isdecimal():
+        parser.error("DIST_TIMEOUT is not a number of seconds")
     for name, number in vars(args).items():
         least = 0 if name == "seed" else 1e-9
         if type(number) in (int, float) and not least <= number < 2**31:  # nan

@@ -163,11 +163,12 @@ def choose_device(local_rank, local_world_size):
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add = parser.add_argument
     if os.environ.get("LOCAL_RANK", "0") != "0":  # one rank a node says what is wrong
         parser.error = lambda message: sys.exit(2)
-    add("--rounds", type=int, default=5, help="to measure each size (5)")
+    parser.add_argument("--rounds", type=int, default=5, help="for each size (5)")
     args = parser.parse_args()
+    if not os.environ.get("DIST_TIMEOUT", "60").isdecimal():
+        parser.error("DIST_TIMEOUT is not a number of seconds")
     if not 0 < args.rounds < 2**31:
         parser.error("rounds must be at least 1")
     if "RANK" not in os.environ:

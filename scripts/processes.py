@@ -17,7 +17,9 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import NoReturn, Self
 
 TICK = 0.1  # seconds between two looks
 MARK = "COURSE_JOBS"  # the variable with the marks of all groups that a process belongs to
@@ -47,14 +49,14 @@ class Group:
         self._grace, self._settle, self._patience = grace, settle, patience
         self._started, self._mark = [], uuid.uuid4().hex
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind, error, traceback):
         if self in running:
             self.end(signal.SIGINT if kind is KeyboardInterrupt else signal.SIGTERM)
 
-    def start(self, command, **options):
+    def start(self, command: Iterable, **options) -> subprocess.Popen:
         """Start a command, with the options of Popen; stdin is empty. Return the Popen object."""
         environment = dict(options.pop("env", None) or os.environ)
         environment[MARK] = f"{os.environ.get(MARK, '')} {self._mark}".strip()
@@ -65,7 +67,7 @@ class Group:
         self._started.append(process)
         return process
 
-    def processes(self):
+    def processes(self) -> list[int]:
         """Return the ids of the group's living processes."""
         if not PROC.exists():  # to kill(), the id of a process group is negative
             return [-process.pid for process in self._started if process.poll() is None]
@@ -77,7 +79,7 @@ class Group:
                     found.append(int(folder.name))
         return found
 
-    def end(self, number=signal.SIGTERM):
+    def end(self, number: int = signal.SIGTERM) -> list[str]:
         """End the group: send this signal to all of its processes, and SIGKILL after its grace.
 
         Return those that needed the SIGKILL, a list of their ids and commands.
@@ -96,7 +98,7 @@ class Group:
                 process.wait(1)
         return stubborn
 
-    def settle(self):
+    def settle(self) -> list[str]:
         """Return the processes that outlive their commands, a list of ids and commands.
 
         They get a few seconds to end by themselves, and then are killed.
@@ -105,7 +107,7 @@ class Group:
         self.end()
         return left
 
-    def _wait_for_none(self, seconds):
+    def _wait_for_none(self, seconds: float) -> list[str]:
         """Wait until no process of the group lives, at most so long. Return those that still do."""
         # Each process of a machine gets its share: with 20 for 2 cores all takes 10 times as long.
         busy = min(self._patience, max(1, os.getloadavg()[0] / os.cpu_count()))
@@ -141,12 +143,12 @@ class Job(Group):
                 self._readers[-1].start()
 
     @property
-    def status(self):
+    def status(self) -> int | None:
         """Its exit status; None while it runs."""
         return self.process.poll()
 
     @property
-    def trouble(self):
+    def trouble(self) -> str:
         """What went wrong, in a few words; "" if it ended with status 0 and left nothing."""
         words = []
         if self.stopped:
@@ -158,16 +160,16 @@ class Job(Group):
         return ", ".join(words)
 
     @property
-    def output(self):
+    def output(self) -> str:
         """What it has printed so far."""
         return "".join(self._output)
 
     @property
-    def errors(self):
+    def errors(self) -> str:
         """What it has printed on stderr so far, if that is a separate pipe."""
         return "".join(self._errors)
 
-    def lines(self):
+    def lines(self) -> Iterator[str]:
         """Yield the lines of stdout as they come. Then the job has ended, or is stopped."""
         count = 0
         while self in running:
@@ -181,20 +183,20 @@ class Job(Group):
                 yield self._output[count]
                 count += 1
 
-    def wait(self):
+    def wait(self) -> int:
         """Wait for the end of the job, or stop it at its limit. Return its exit status."""
         for _ in self.lines():
             pass
         return self.status
 
-    def end(self, number=signal.SIGTERM):
+    def end(self, number: int = signal.SIGTERM) -> list[str]:
         stubborn = super().end(number)
         for reader in self._readers:
             reader.join(1)  # no longer: a process that nobody can find may hold the pipe
         return stubborn
 
 
-def run(command, limit, **options):
+def run(command: Iterable, limit: float, **options) -> Job:
     """Run a command to its end, or stop it at its limit. Return the Job; the options are its."""
     with Job(command, limit, **options) as job:
         job.wait()
@@ -208,7 +210,7 @@ def read(pipe, lines):
             lines.append(line)
 
 
-def named(pid):
+def named(pid: int) -> str:
     """Return the id of a process and, if there is a /proc, how it was started."""
     with contextlib.suppress(OSError):
         words = (PROC / str(pid) / "cmdline").read_text(errors="replace").split("\0")
@@ -216,7 +218,7 @@ def named(pid):
     return str(pid)
 
 
-def send(number, pids):
+def send(number: int, pids: list[int]) -> bool:
     """Send a signal to these processes. Return whether there are any."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -224,7 +226,7 @@ def send(number, pids):
     return bool(pids)
 
 
-def end_on_signals(*more):
+def end_on_signals(*more: int) -> None:
     """Let every signal that ends this process end its groups. What is ignored stays ignored."""
 
     def leave(number, frame):
@@ -235,7 +237,7 @@ def end_on_signals(*more):
             signal.signal(number, leave)
 
 
-def exit_with(main):
+def exit_with(main: Callable[[], int | None]) -> NoReturn:
     """Run a command's main and exit with its status, 130 after Ctrl-C. Its groups end, too."""
     end_on_signals()
     try:

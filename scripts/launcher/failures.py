@@ -29,10 +29,10 @@ class FailureReport:
     unavailable  whether torchrun has told of a rank that cannot run here: EX_UNAVAILABLE
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.failures, self.lost, self.apart, self.unavailable = [], "", False, False
 
-    def take(self, line):
+    def take(self, line: bytes) -> None:
         """Take a line of bytes, and pass it on unless it is a task's."""
         text = line.decode(errors="replace").rstrip("\n")
         told = TASK_REPORT.fullmatch(text)
@@ -48,7 +48,7 @@ class FailureReport:
         elif TIMED_OUT.search(text):
             self.apart = True
 
-    def report_cause(self):
+    def report_cause(self) -> int:
         """Say what failed first, and which node is lost. Return 0, or one of NO_FAILURE.
 
         Between nodes, first is as right as their clocks.
@@ -69,7 +69,7 @@ class FailureReport:
         return 0
 
 
-def write_stderr(text):
+def write_stderr(text: str | bytes) -> None:
     """Write to stderr immediately, text or bytes."""
     data = text if isinstance(text, bytes) else text.encode()
     with contextlib.suppress(BrokenPipeError):  # nobody reads on, but the ranks continue
@@ -97,13 +97,13 @@ def forward(report, pipe, on_silence=None, silence=SILENCE):
         report.take(rest + b"\n")
 
 
-def ending(status):
+def ending(status: int) -> str:
     """Return how a command ended, in words, from its exit status as a shell or Python has it."""
     with contextlib.suppress(ValueError):  # there is no such signal
         return f"signal {signal.Signals(as_a_shell(status) - 128).name[3:]}"
     return f"exit status {status}"
 
 
-def as_a_shell(status):
+def as_a_shell(status: int) -> int:
     """Return Python's status of a command as a shell gives it: 137 instead of -9."""
     return 128 - status if status < 0 else status

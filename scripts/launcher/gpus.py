@@ -6,7 +6,9 @@ It needs only the standard library. Functions that need torch get it as an argum
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 
 # Names in /dev, of NVIDIA, AMD, Windows (WSL2) and Intel. Intel's may be there without a GPU.
 DEVICES = Path("/dev")
@@ -15,13 +17,13 @@ NAMES = "nvidia[0-9]*", "kfd", "dxg", "dri"
 MASKS = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"
 
 
-def has_gpus():
+def has_gpus() -> bool:
     """Return whether this machine has GPUs of NVIDIA or AMD, and no variable hides them."""
     hidden = any(os.environ.get(name) in ("", "-1") for name in MASKS)
     return not hidden and any(any(DEVICES.glob(name)) for name in NAMES[:3])
 
 
-def find_gpus():
+def find_gpus() -> list[str]:
     """Return the variable that chooses GPUs on this machine, and the GPUs that are chosen.
 
     They have the names that the variable uses: ["CUDA_VISIBLE_DEVICES", "2", "3"]. Without a GPU
@@ -34,7 +36,7 @@ def find_gpus():
     return found.stdout.split()
 
 
-def own_gpu_only(environment):
+def own_gpu_only(environment: Mapping[str, str]) -> bool:
     """Return whether a task of Slurm may see its own GPU only, and not the others of its node.
 
     Not if its mask names several, or parts of divided GPUs (MIG): a process sees at most one part,
@@ -44,7 +46,7 @@ def own_gpu_only(environment):
     return "," not in mask and "MIG" not in mask
 
 
-def name_gpus(torch):
+def name_gpus(torch: ModuleType) -> tuple[str, list[str]]:
     """Return the variable that chooses GPUs, and those that torch sees, as the variable has them.
 
     Such as ("CUDA_VISIBLE_DEVICES", ["2", "3"]). Without a GPU: ("", []).
@@ -64,7 +66,7 @@ def name_gpus(torch):
     return name, (gpus or [str(number) for number in range(count)])[:count]
 
 
-def share_gpus(found, nodes, each):
+def share_gpus(found: list[str], nodes: int, each: int) -> tuple[list[dict[str, str]], str]:
     """Divide the GPUs of find_gpus among nodes with so many ranks each.
 
     Return the variables of each node, and in words what the ranks run on.

@@ -3,7 +3,8 @@ you asked for (-n, --ntasks-per-node). If none: for each GPU, or without GPUs fo
 
 Usage: scripts/multinode_setup_and_run.sh [option]... FILE [argument of FILE]...
   FILE           a path, the name of a lesson's file, or a lesson's number
-  --local N[xM]  no Slurm: simulate N nodes with M ranks each (1) on this machine
+  --local N[xM]  no Slurm: simulate N nodes with M ranks each (1) on this machine. Files of day1/
+                 and day2/ run in copies (forks) of one process that has imported torch
   --torchrun     on each node one torchrun starts the ranks, instead of srun
   --max-restarts N  the same, and when a rank fails, all start again, at most N times; what the
                  ranks print on stderr goes to runs/torchrun/
@@ -31,6 +32,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the packages beside this one
 
@@ -51,14 +53,14 @@ shell of the allocation: scripts/multinode_setup_and_run.sh """
 class Parser(argparse.ArgumentParser):
     """A parser whose help is the text above, and whose errors are one line."""
 
-    def format_help(self):
+    def format_help(self) -> str:
         return __doc__
 
-    def error(self, message):
+    def error(self, message: str) -> NoReturn:
         sys.exit(message.replace("argument ", ""))
 
 
-def nodes_and_ranks(text):
+def nodes_and_ranks(text: str) -> tuple[int, int]:
     """Return the numbers of N or NxM."""
     if not re.fullmatch("[1-9][0-9]{0,3}(x[1-9][0-9]{0,3})?", text):
         raise argparse.ArgumentTypeError("must be N or NxM, such as 2x4: nodes, and ranks on each")
@@ -68,7 +70,7 @@ def nodes_and_ranks(text):
     return int(nodes), int(each or 1)
 
 
-def parse_args(words):
+def parse_args(words: list[str]) -> argparse.Namespace:
     """Return the options; .command is FILE and its arguments, as they were typed."""
     parser = Parser(allow_abbrev=False)
     parser.add_argument("--local", type=nodes_and_ranks)
@@ -88,7 +90,7 @@ def parse_args(words):
     return options
 
 
-def find_file(name):
+def find_file(name: str) -> str:
     """Return the path of what the user has named: a file, or a lesson by its name or number."""
     places = [name]
     for pattern in ("{}", "{}.py", "{}_*.py"):
@@ -100,7 +102,7 @@ def find_file(name):
     sys.exit(f"There is no lesson and no file '{name}'. {words}")
 
 
-def main():
+def main() -> int | None:
     options = parse_args(sys.argv[1:])
     if options.as_probe:
         return slurm.print_probe()

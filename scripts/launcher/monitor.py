@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 # What prints this once a second: for CPUs, and by the tool of the GPUs' maker.
@@ -16,7 +17,7 @@ LINES = {
 
 
 @contextlib.contextmanager
-def watched(names):
+def watched(names: list[str]) -> Iterator[None]:
     """While the statement runs, write to logs/cpu-NAME.out and gpu-NAME.out for each node here."""
     watchers = []
     for name in names:

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
+from collections.abc import Mapping
 
 from launcher.failures import as_a_shell, ending, write_stderr
 from launcher.gpus import own_gpu_only
@@ -21,13 +23,18 @@ NOT_FOR_TORCHRUN = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"]
 NOT_FOR_TORCHRUN += ["MASTER_ADDR", "MASTER_PORT", "TORCH_ELASTIC_WORKER_IDENTICAL"]
 
 
-def run(options):
+def run(options: Namespace) -> int:
     """Run this task's rank, or with --torchrun its node's torchrun. Return its exit status."""
     node = os.environ["SLURMD_NODENAME"]
     address, interface = address_and_interface(node, leads_to=os.environ["MASTER_ADDR"])
     variables = variables_of_rank(os.environ, options.torchrun)
-    variables |= interface_variables(interface)
-    command, environment = rank_command(options, variables, address)
+    os.environ.update(variables | interface_variables(interface))
+    command = [sys.executable, "-u", *options.command]
+    if options.torchrun:
+        names = "RANK", "WORLD_SIZE", "RANKS_PER_NODE"
+        meeting = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+        counts = (int(variables[name]) for name in names)
+        command = torchrun_command(options, *counts, address, *meeting)
     # At Ctrl-C, the rank may say something. This process would only add a traceback.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -35,7 +42,7 @@ def run(options):
     with watched([log] if options.monitor and variables["LOCAL_RANK"] == "0" else []):
         # If Slurm tracks processes with control groups, it signals only those that it has
         # started itself, such as this one. And the rank may have something to save.
-        process, forwarded = start_and_forward_signals(command, [signal.SIGTERM], env=environment)
+        process, forwarded = start_and_forward_signals(command, [signal.SIGTERM])
         status = process.wait()
     if status and not forwarded:
         who = "torchrun" if options.torchrun else f"rank {variables['RANK']}"
@@ -44,7 +51,7 @@ def run(options):
     return as_a_shell(status)
 
 
-def variables_of_rank(given, torchrun):
+def variables_of_rank(given: Mapping[str, str], torchrun: bool) -> dict[str, str]:
     """Return the variables of a rank, {name: text}, from those that Slurm and slurm.py set."""
     node = int(given["SLURM_NODEID"])
     tasks = expand(given["SLURM_STEP_TASKS_PER_NODE"])[node]
@@ -64,7 +71,7 @@ def variables_of_rank(given, torchrun):
     return variables
 
 
-def threads(cpus, ranks):
+def threads(cpus: int, ranks: int) -> str:
     """Return how many threads a rank should use: its CPUs, but at most its share of the machine's.
 
     It is a text, for the environment. What the user has set stays.
@@ -73,35 +80,34 @@ def threads(cpus, ranks):
     return os.environ.get("OMP_NUM_THREADS") or str(share)
 
 
-def rank_command(options, variables, address):
-    """Return the command of a rank, or of a node's torchrun, and its environment.
+def torchrun_command(
+    options: Namespace, node: int, nodes: int, each: int, address: str, host: str, port: str
+) -> list[str]:
+    """Return the command of a node's torchrun, which starts so many ranks each.
 
-    options     launch.py's
-    variables   RANK, LOCAL_RANK and so on, {name: text}, in addition to this process's
-    address     how the others reach this node
+    They meet at host and port, and reach this node at its address. The environment of this process
+    is changed for torchrun.
     """
-    environment = {**os.environ, **variables}
-    if not options.torchrun:
-        return [sys.executable, "-u", *options.command], environment
-    host, port = environment["MASTER_ADDR"], environment["MASTER_PORT"]
     for name in NOT_FOR_TORCHRUN:
-        environment.pop(name, None)
+        os.environ.pop(name, None)
     # Or restarted ranks look for the old ones' addresses.
-    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     # Seconds for a rank to end, then by force.
-    environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "5"
-    command = f"""-m torch.distributed.run --nnodes {variables["WORLD_SIZE"]}
-    --nproc-per-node {variables["RANKS_PER_NODE"]} --max-restarts {options.max_restarts or 0}
+    os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "5"
+    command = f"""-m torch.distributed.run --nnodes {nodes}
+    --nproc-per-node {each} --max-restarts {options.max_restarts or 0}
     --redirects {2 if options.max_restarts else 0} --log-dir runs/torchrun
     --rdzv-backend c10d --rdzv-id {port} --rdzv-endpoint {host}:{port}
-    --rdzv-conf is_host={int(variables["RANK"] == "0")} --local-addr {address}"""
-    return [sys.executable, *command.split(), *options.command], environment
+    --rdzv-conf is_host={int(node == 0)} --local-addr {address}"""
+    return [sys.executable, *command.split(), *options.command]
 
 
-def start_and_forward_signals(command, signals, **options):
-    """Start a command and pass signals on to it. Return its Popen object, and a list of those.
+def start_and_forward_signals(
+    command: list[str], signals: list[int], **options
+) -> tuple[subprocess.Popen, list[int]]:
+    """Start a command, pass signals on to it. Return its Popen object, and a list of those passed.
 
-    signals   the numbers. What is ignored stays ignored
+    What is ignored stays ignored.
     """
     running, forwarded = [], []
 

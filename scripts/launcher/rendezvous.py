@@ -12,7 +12,7 @@ FAST = ["hsn0", "ib0"]  # Slingshot and InfiniBand
 SIOCGIFADDR = 0x8915  # Linux's number for "which address has this interface?", see netdevice(7)
 
 
-def reserve_port():
+def reserve_port() -> socket.socket:
     """Return a socket that keeps a free port for rank 0, until the socket is closed.
 
     The port is in a range from which no program gets one unasked.
@@ -30,7 +30,7 @@ def reserve_port():
         return reserved
 
 
-def address_and_interface(node, leads_to=None):
+def address_and_interface(node: str, leads_to: str | None = None) -> tuple[str, str]:
     """Return how the others reach this node of Slurm, and the interface that it uses.
 
     leads_to   to which host the interface leads: this node if it is the first one
@@ -46,7 +46,7 @@ def address_and_interface(node, leads_to=None):
     return address, interface
 
 
-def interface_variables(interface):
+def interface_variables(interface: str) -> dict[str, str]:
     """Return the variables that name an interface to gloo and NCCL; what the user has set stays."""
     if not interface:
         return {}
@@ -56,7 +56,7 @@ def interface_variables(interface):
     return {"GLOO_SOCKET_IFNAME": chosen, "NCCL_SOCKET_IFNAME": cards}
 
 
-def interfaces():
+def interfaces() -> dict[str, str]:
     """Return this machine's interfaces with their IPv4 addresses, {name: address}."""
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:
@@ -68,11 +68,8 @@ def interfaces():
     return found
 
 
-def interface_to(host, known):
-    """Return the interface through which this machine reaches a host, or "".
-
-    known   as interfaces() returns them
-    """
+def interface_to(host: str, known: dict[str, str]) -> str:
+    """Return which of the known interfaces leads from this machine to a host, or ""."""
     source = ""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks, contextlib.suppress(OSError):
         asks.connect((host, 9))  # nothing is sent
@@ -84,7 +81,7 @@ def interface_to(host, known):
     return [*fast, *leading, *outward, *known, ""][0]
 
 
-def addresses_of(name):
+def addresses_of(name: str) -> list[str]:
     """Return the IPv4 addresses of a name, [] if nobody knows it."""
     with contextlib.suppress(OSError):
         return [found[4][0] for found in socket.getaddrinfo(name, None, socket.AF_INET)]

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from argparse import Namespace
 from pathlib import Path
 
 from launcher.failures import SILENCE, FailureReport, as_a_shell, forward, write_stderr
@@ -18,7 +19,7 @@ from launcher.srun_options import choose_ranks, count_gpus, for_srun, in_a_step,
 SCRIPT = Path(__file__).resolve().parents[1] / "multinode_setup_and_run.sh"
 
 
-def run(options):
+def run(options: Namespace) -> int:
     """Run a command on all nodes of the job, or only say how; return the exit status."""
     nodes = nodes_of_job()
     answers = probe_nodes(nodes)
@@ -43,7 +44,7 @@ def run(options):
     return supervise(command)
 
 
-def nodes_of_job():
+def nodes_of_job() -> list[str]:
     """Return the names of the job's nodes. Exit if they could not meet."""
     job = os.environ["SLURM_JOB_ID"]
     if os.environ.get("SLURM_JOB_ID_HET_GROUP_0") == job:
@@ -66,7 +67,7 @@ def nodes_of_job():
     return nodes
 
 
-def probe_nodes(nodes):
+def probe_nodes(nodes: list[str]) -> list[dict]:
     """Return what print_probe() says on each node: a list of dicts, the first node's first."""
     # Only the first node knows which of its ports is free. The others have the same GPUs, unless
     # these were counted for all nodes together.
@@ -82,7 +83,7 @@ def probe_nodes(nodes):
     return sorted(map(json.loads, answers), key=lambda found: found["node"])
 
 
-def print_probe():
+def print_probe() -> None:
     """On a node: print its number, for how many ranks it has GPUs, and where ranks could meet."""
     leads_to = os.environ.get("MASTER_ADDR")
     address, interface = address_and_interface(os.environ["SLURMD_NODENAME"], leads_to)
@@ -93,7 +94,7 @@ def print_probe():
     print("probe:", json.dumps(found), flush=True)
 
 
-def supervise(command, silence=SILENCE):
+def supervise(command: list[str], silence: float = SILENCE) -> int:
     """Run srun, pass on what it says on stderr, and say which rank failed first. Return its status.
 
     silence   after so many seconds without a word, an srun that has told of a failure is killed

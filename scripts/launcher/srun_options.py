@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Mapping
 
 # What salloc or the site may have left behind, also a job from which this one was submitted. srun
 # would prefer it to its options, or refuse it. A step without a request gets what its job has.
@@ -11,13 +12,13 @@ DISTRIBUTION GPUS GPUS_PER_NODE GPUS_PER_SOCKET GRES STEP_GRES HOSTFILE LABELIO"
 REMOVED = {f"SLURM_{name}" for name in REMOVED.split()} | {"SRUN_CPUS_PER_TASK"}
 
 
-def in_a_step(environment):
+def in_a_step(environment: Mapping[str, str]) -> bool:
     """Return whether this runs in a step: salloc's shell and a batch script have higher numbers."""
     step = int(environment.get("SLURM_STEP_ID", 2**32 - 1))
     return "SLURM_PROCID" in environment and step < 2**32 - 6
 
 
-def for_srun(environment):
+def for_srun(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for srun: nothing in it competes with the options."""
     kept = {name: value for name, value in environment.items() if name not in REMOVED}
     if in_a_step(environment):
@@ -25,7 +26,7 @@ def for_srun(environment):
     return kept
 
 
-def expand(text):
+def expand(text: str) -> list[int]:
     """Return the numbers of a list of Slurm: [4, 4, 3] of 4(x2),3. Spaces may separate it, too."""
     numbers = []
     for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
@@ -33,18 +34,15 @@ def expand(text):
     return numbers
 
 
-def count_gpus(environment):
+def count_gpus(environment: Mapping[str, str]) -> int:
     """Return how many GPUs this node has for the job. At Jülich, Slurm only lists them."""
     listed = environment.get("SLURM_STEP_GPUS") or environment.get("SLURM_JOB_GPUS")
     counted = environment.get("SLURM_GPUS_ON_NODE")
     return int(counted or (len(listed.split(",")) if listed else 0))
 
 
-def choose_ranks(gpus, environment):
-    """Return how many ranks each node gets: as many as tasks were asked for, or as gpus says.
-
-    gpus   for how many ranks each node has GPUs
-    """
+def choose_ranks(gpus: list[int], environment: Mapping[str, str]) -> list[int]:
+    """Return how many ranks each node gets: as many as tasks were asked for, or as its GPUs."""
     nodes = len(gpus)
     each = int(environment.get("SLURM_NTASKS_PER_NODE") or 0)
     tasks = int(environment.get("SLURM_NTASKS") or 0)

@@ -43,7 +43,10 @@ class Job(processes.Job):
     """A command as a user types it, with folders of its own for all that it may leave behind.
 
     nodes   files with the process ids of the nodes of a cluster, whose shared memory counts, too
+    known   how the names begin of what may be left in the folder for temporary files
     """
+
+    known = ()
 
     def __init__(self, *command, cwd, env=None, nodes=(), **options):
         self.cwd, self.temporary = cwd, Path(tempfile.mkdtemp())
@@ -91,7 +94,8 @@ class Job(processes.Job):
         """Return a list of what there is that was not there before."""
         remains = [f"process {processes.named(pid)}" for pid in self.processes()]
         remains += [f"shared memory {x}" for x in self.segments() - self.before]
-        temporary = [x for x in self.temporary.iterdir() if not x.name.startswith(KNOWN)]
+        known = KNOWN + self.known
+        temporary = [x for x in self.temporary.iterdir() if not x.name.startswith(known)]
         # torch 2.6 leaves a folder where a process ends at once.
         temporary = [x for x in temporary if not (x / "_remote_module_non_scriptable.py").exists()]
         remains += [f"temporary {x.name}" for x in temporary]

@@ -9,7 +9,6 @@ import contextlib
 import multiprocessing
 import os
 import re
-import runpy
 import sys
 import tempfile
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from launcher.forks import run_file
 from torch.distributed import TCPStore
 
 FORKS = multiprocessing.get_context("forkserver")
@@ -44,17 +44,14 @@ def be_rank(file, arguments, cwd, env, output):
     os.environ.update(env)
     # Several tests run at a time. With many threads each, they would wait for each other.
     torch.set_num_threads(1)
-    sys.argv[:] = [file, *arguments]
-    sys.path.insert(0, os.path.dirname(file))
-    runpy.run_path(file, run_name="__main__")
+    run_file(file, arguments)
 
 
 def run_ranks(ranks, file, *arguments, cwd, env=None, timeout=200, ranks_per_node=None, without=()):
     """Run a file on this many ranks; return (exit status, what they printed).
 
     They are on one node, unless it is said how many are on each. Of torchrun's variables, those in
-    without are missing. Where one rank fails, its status
-    is returned, and the others are ended.
+    without are missing. Where one rank fails, its status is returned, and the others are ended.
     """
     ranks_per_node = ranks_per_node or ranks
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

@@ -232,8 +232,10 @@ def started(job):
 def rank_of(job, number):
     """Return the process id of a rank of a job. The data workers that it forks are newer."""
     for process in map(psutil.Process, sorted(job.processes())):
-        is_python = process.name().startswith(("python", "pt_"))
-        if is_python and process.environ().get("RANK") == str(number):
+        name = process.name()  # of a forked rank: rank 1
+        if name.startswith(("python", "pt_")):
+            name = f"rank {process.environ().get('RANK')}"
+        if name == f"rank {number}":
             return process.pid
 
 

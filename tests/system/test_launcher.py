@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -40,6 +41,40 @@ os.write(1, (" ".join(map(str, row)) + "\\n").encode())
     threads = max(1, len(os.sched_getaffinity(0)) // 6)
     rest = f"6 3 {threads} 127.0.0.1 {port} True ['a b', '--', '-x']"
     assert rows == [f"{rank} {rank % 3} {rest}" for rank in range(6)]
+
+
+# What a file sees: of Python, of torch, of a DataLoader's workers, and what it says of an error.
+SEEN = """import json, multiprocessing, os, sys, torch
+from torch.utils.data import DataLoader
+class Squares:
+    def __len__(self):
+        return 4
+    def __getitem__(self, i):
+        return i * i
+if __name__ == "__main__":
+    found = [sys.argv, sys.path, __file__, __spec__, os.getcwd(), sys.stdin.read()]
+    found += [torch.get_num_threads(), [x.item() for x in DataLoader(Squares(), num_workers=2)]]
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        found += pool.map(Squares().__getitem__, [3])
+    print(json.dumps(found))
+    raise ValueError("ouch")
+"""
+
+
+def test_a_forked_rank_sees_and_says_what_python_shows_it(tmp_path):
+    scripts, file = tmp_path / "scripts", tmp_path / "day2" / "seen.py"
+    copy_tree(ROOT / "scripts", scripts, ignore=shutil.ignore_patterns("__pycache__"))
+    file.parent.mkdir()
+    file.write_text(SEEN)
+    env = {**os.environ, "OMP_NUM_THREADS": "3"}
+    options = {"cwd": tmp_path, "env": env, "stderr": subprocess.PIPE}
+    alone = processes.run([sys.executable, "-u", file, "a b"], 100, **options)
+    command = [scripts / LAUNCHER.name, "--local", 1, file, "a b"]
+    forked = processes.run(command, 100, **options)
+    assert (forked.status, forked.output.splitlines()[3:]) == (1, alone.output.splitlines())
+    *said, last = forked.errors.splitlines()
+    assert said == alone.errors.splitlines()
+    assert last.startswith("The first to fail: rank 0 ")
 
 
 def test_what_the_user_has_set_stays_and_a_lesson_is_found_by_its_name(tmp_path):

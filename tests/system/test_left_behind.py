@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import processes
+import psutil
 import pytest
 from support.run import FAST, IMPORT, STUBBORN, is_alive, started, wait_for, wait_without_trouble
 
@@ -25,6 +26,18 @@ time.sleep(600)
         wait_without_trouble(job)
     assert job.status == 128 + signal.SIGTERM
     assert sorted(job.errors.splitlines()) == [f"rank {rank} is told to end" for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("whom", ["launcher", "what starts the ranks"])
+def test_after_kill_9_of_what_started_them_no_rank_is_left(whom, launch_ranks):
+    with launch_ranks("os.write(1, b'ready\\n')\ntime.sleep(600)") as job:
+        assert wait_for(lambda: job.output.count("ready") == 2, 60)
+        launcher = psutil.Process(job.process.pid)
+        (launcher if whom == "launcher" else launcher.children()[0]).kill()
+        wait_without_trouble(job)
+    if whom != "launcher":
+        assert job.errors == "The process that starts the ranks ended with signal KILL.\n"
+        assert job.status == 128 + signal.SIGKILL
 
 
 def test_nobody_waits_for_a_pipe_that_cannot_be_closed(launch_ranks):
