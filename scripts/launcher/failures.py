@@ -5,6 +5,8 @@ import os
 import re
 import select
 import signal
+import time
+from pathlib import Path
 
 STDERR = 2
 # Exit statuses of a rank that has not failed: it cannot run here, or was told to stop, and may be
@@ -31,6 +33,7 @@ class FailureReport:
 
     def __init__(self) -> None:
         self.failures, self.lost, self.apart, self.unavailable = [], "", False, False
+        self.begin = time.time()
 
     def take(self, line: bytes) -> None:
         """Take a line of bytes, and pass it on unless it is a task's."""
@@ -61,12 +64,20 @@ class FailureReport:
                 return status
         if first:
             write_stderr(f"The first to fail: {first}.\n")
+            self.point_to_logs()
         if self.lost:
             words = "or cannot reach it. The rest follows from that."
             write_stderr(f"Slurm has lost {self.lost}, {words}\n")
         elif self.apart:
             write_stderr(APART)
         return 0
+
+    def point_to_logs(self) -> None:
+        """With --max-restarts, torchrun has put what the ranks said into files: say which."""
+        logs = [x for x in Path("runs/torchrun").rglob("stderr.log") if x.stat().st_size]
+        logs = sorted(logs, key=lambda log: log.stat().st_mtime)
+        if logs and logs[-1].stat().st_mtime >= self.begin:
+            write_stderr(f"What the ranks said is in runs/torchrun, the last of it: {logs[-1]}\n")
 
 
 def write_stderr(text: str | bytes) -> None:
