@@ -22,7 +22,7 @@ SHOWN = "2-cpu-cores"  # the record whose output the pages show
 CURVES = ["2", "6", "8", "10"]  # the lessons whose curves the slides show
 POINTS = 60  # of a curve, at most
 LONGEST = 40  # characters of a value
-AREAS = ["processes", "network", "data", "checkpoints", "use", "numerics"]
+AREAS = ["processes", "data", "use"]
 
 
 def read_records():
