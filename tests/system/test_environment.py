@@ -289,19 +289,15 @@ def test_another_torch_gets_an_environment_of_its_own(shell, course):
     assert shell(*command) == (0, "pytest ['-k', 'lesson_4']\n")
 
 
-# No git, Slurm, browser, npm, ip, ps, vmstat or unshare.
-EVERYWHERE = ["bash", "sh", "sed", "grep", "find", "xargs", "tar", "gzip", "hostname", "basename"]
-EVERYWHERE += ["cat", "chmod", "cksum", "cp", "cut", "date", "df", "dirname", "du", "env", "head"]
-EVERYWHERE += ["id", "kill", "ln", "ls", "mkdir", "mktemp", "mv", "nice", "nproc", "paste", "pwd"]
-EVERYWHERE += ["readlink", "realpath", "rm", "rmdir", "seq", "sleep", "sort", "tail", "tee"]
-EVERYWHERE += ["timeout", "touch", "tr", "uname", "wc"]
+LACKS = "git|npm|ip|ps|vmstat|unshare|chrom.*|munge.*|s(alloc|acct|batch|control|info|queue|run)"
 
 
 @pytest.mark.full
 def test_a_bare_machine_skips_and_nothing_fails(tmp_path):
     """What needs a cluster, a browser or git says that it is not there."""
-    for name in EVERYWHERE:
-        (tmp_path / name).symlink_to(shutil.which(name))
+    for program in Path("/usr/bin").iterdir():
+        if not re.fullmatch(LACKS, program.name):
+            (tmp_path / program.name).symlink_to(program)
     env = {"PATH": str(tmp_path), "LC_ALL": "C", "TMPDIR": str(tmp_path), "PYTHON": sys.executable}
     command = [ROOT / "scripts" / "run_tests.sh", "-n", "2", "-q", "-p", "no:cacheprovider"]
     command += ["-m", "", "-k", "all_is_well or salloc_line"]

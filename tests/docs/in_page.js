@@ -1,4 +1,4 @@
-// What test_play.py runs in the page, before the page's own script.
+// What tests run in a page, before the page's own script: test_play.py, and at the end test_slides.py.
 
 const wrong = [];
 addEventListener("error", (event) => wrong.push(event.message));
@@ -63,4 +63,23 @@ function uses(control, files) {
     transfer.items.add(new File([text], "report.html"));
     control.files = transfer.files;
   });
+}
+
+/** Return what cannot be seen on a page of slides. */
+function unseen() {
+  const found = [];
+  document.querySelectorAll("section").forEach((slide, i) => {
+    const all = slide.getBoundingClientRect();
+    const scale = all.height / 720;
+    for (const x of slide.querySelectorAll("*")) {
+      const box = x.getBoundingClientRect();
+      // The page number is in the lowest 40 pixels.
+      const bottom = x.closest("header, footer") ? all.bottom : all.bottom - 40 * scale;
+      const outside = box.left < all.left + 20 * scale || box.right > all.right - 20 * scale
+        || box.top < all.top || box.bottom > bottom;
+      const cut = x.scrollWidth > x.clientWidth + 1 && getComputedStyle(x).display === "block";
+      if (outside || cut) found.push(`slide ${i + 1}: ${x.tagName} ${x.textContent.slice(0, 40)}`);
+    }
+  });
+  return found;
 }
