@@ -170,7 +170,7 @@ def forget_unfinished():
 
 
 def install(packages, constraints, for_site, choose):
-    """Install packages, {name: "name>=version"}, with uv, or else with pip. Return if all went well.
+    """Install packages, {name: "name>=version"}, with uv, or else pip. Return if that went well.
 
     constraints  a file, which both understand
     for_site     a site's torch stays. uv doesn't see it, and would install another

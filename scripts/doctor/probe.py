@@ -4,7 +4,7 @@ Usage: probe.py FILE [--simulated]   doctor.sh has written FILE into this folder
 
 First it prints what it finds on its machine, then how it met the other ranks, then which other
 packages can be imported. A check is [what is fine, what is wrong and what to do, what to do where
-others find a different value]; the last two are "" where that's no fault. No error stops it, because
+others find a different value]; the last two are "" where that's no fault. No error stops it, since
 the launcher would then stop the other ranks.
 """
 
@@ -160,7 +160,7 @@ def find_gpus():
             todo = "Install torch and torchvision for GPUs: https://pytorch.org/get-started/locally/"
             wrong = f"torch {torch.__version__} is for CPUs only, but there are GPUs. {todo}"
         else:
-            todo = "Ask for them: --gpus-per-node. If you did, is the driver too old? See nvidia-smi"
+            todo = "Ask for them: --gpus-per-node. If you did, see nvidia-smi: is its driver old?"
             wrong = f"torch sees no GPU, though there are some. {todo} and day2/SITES.md"
         return ids, backend, wrong
     return ids, backend, ""

@@ -9,7 +9,7 @@ import json
 import re
 import sys
 
-# A check that needs another one: what cannot be imported cannot meet, and who hasn't met can't send.
+# A check that needs another one: what can't be imported can't meet, nor send.
 AFTER = {"rendezvous": "torch", "all_reduce": "rendezvous"}
 
 

@@ -9,7 +9,7 @@ from support.run import open_in_browser
 
 
 def in_page(text, page, function, given=None):
-    """Write a page with this text; return what a function of in_page.js, given that, returns in it."""
+    """Write a page with this text; return what a function of in_page.js returns in it."""
     script = Path(__file__).with_name("in_page.js").read_text()
     script += f"addEventListener('load', () => report({function}, {json.dumps(given)}));"
     page.write_text(text.replace("</head>", f"<script>{script}</script></head>"))
