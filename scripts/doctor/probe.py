@@ -89,10 +89,10 @@ def find_checks(token):
         "shared files": ["every node sees this folder", check_files(token), ""],
         "data": ["MNIST is on every node", check_data(), ""],
         "/dev/shm": ["enough room on every node", check_shm(), ""],
-        "GPUs": ["", wrong, ""],
-        "backend": [backend + slow, "", "Ask for as many GPUs on each node"],
         "Python": [platform.python_version(), "", "Use one environment for all nodes"],
         **find_versions(["torch"]),
+        "GPUs": ["", wrong, ""],
+        "backend": [backend + slow, "", "Ask for as many GPUs on each node"],
         "rendezvous": ["", "a rank there said nothing more", ""],
         "all_reduce": ["", "a rank there said nothing more", ""],
     }
@@ -157,7 +157,7 @@ def find_gpus():
         if ids or not gpus.has_gpus():
             return ids, backend, ""
         if not any(getattr(torch.version, kind, None) for kind in ("cuda", "hip", "xpu")):
-            todo = "Install torch and torchvision for GPUs: https://pytorch.org/get-started/locally/"
+            todo = "Install those for GPUs: https://pytorch.org/get-started/locally/"
             wrong = f"torch {torch.__version__} is for CPUs only, but there are GPUs. {todo}"
         else:
             todo = "Ask for them: --gpus-per-node. If you did, see nvidia-smi: is its driver old?"

@@ -9,8 +9,8 @@ import json
 import re
 import sys
 
-# A check that needs another one: what can't be imported can't meet, nor send.
-AFTER = {"rendezvous": "torch", "all_reduce": "rendezvous"}
+# A check that needs another one: what can't be imported sees no GPUs and can't meet.
+AFTER = {"GPUs": "torch", "backend": "torch", "rendezvous": "torch", "all_reduce": "rendezvous"}
 
 
 def join_names(names):

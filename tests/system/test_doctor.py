@@ -132,7 +132,6 @@ def test_a_rank_says_what_is_wrong_with_its_machine(tmp_path, monkeypatch):
     monkeypatch.setattr(probe, "SHM", 2**60)
     assert "MB free. Remove" in probe.check_shm()
 
-
     monkeypatch.setattr(probe.gpus, "has_gpus", lambda: True)
     for cuda, words in (("12.6", "torch sees no GPU, though"), (None, "for CPUs only, but there")):
         monkeypatch.setattr(torch.version, "cuda", cuda)
@@ -146,7 +145,7 @@ SAME = ["as it should be", "", "Be as the others"]
 
 def facts_of(number, **changes):
     """Return what a rank of two prints, on a node of its own where all is well."""
-    checks = dict.fromkeys(("GPUs", "torch", "rendezvous", "all_reduce"), SAME)
+    checks = dict.fromkeys(("torch", "GPUs", "rendezvous", "all_reduce"), SAME)
     return {
         "rank": number,
         "node": f"node{number + 1}",
