@@ -7,7 +7,7 @@ from pathlib import Path
 from docs.pages import table
 from records import stale
 
-AREAS = ["processes", "network", "data", "checkpoints", "use", "numerics"]
+AREAS = ["processes", "data", "use"]
 
 
 def measured(course, page):

@@ -3,7 +3,9 @@
 Usage: probe.py FILE [--simulated]   doctor.sh has written FILE into this folder
 
 First it prints what it finds on its machine, then how it met the other ranks, then which other
-packages can be imported. No error stops it, because the launcher would then stop the other ranks.
+packages can be imported. A check is [what is fine, what is wrong and what to do, what to do where
+others find a different value]; the last two are "" where that's no fault. No error stops it, since
+the launcher would then stop the other ranks.
 """
 
 import contextlib
@@ -48,15 +50,17 @@ if SIMULATED:
     NODE = f"simulated node {RANK // LOCAL_WORLD_SIZE}"
 
 
-def emit(**facts):
-    """Print facts as a line, in one piece: several ranks may print at the same time."""
-    sys.stdout.write(json.dumps({"rank": RANK, "node": NODE, **facts}) + "\n")
+def emit(checks, **facts):
+    """Print checks and facts as a line, in one piece: several ranks may print at the same time."""
+    line = json.dumps({"rank": RANK, "node": NODE, "checks": checks, **facts})
+    sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 def find_versions(names):
-    """Import packages of requirements.txt. Return their versions, or why they are not usable."""
-    versions = {"Python": platform.python_version()}
+    """Import packages of requirements.txt. Return a check of each one's version."""
+    checks = {}
+    todo = "Use one environment for all nodes, on a disk they share, with all of requirements.txt"
     needed = read_requirements()
     for name in names:
         try:
@@ -65,32 +69,35 @@ def find_versions(names):
             torch = name in ("torch", "torchvision")
             version = module.__version__ if torch else metadata.version(name)
             old = is_older(version, needed[name])
-            versions[name] = f"too old ({version}, not {needed[name]})" if old else version
+            problem = f"too old ({version}, not {needed[name]}). {todo}" if old else ""
         except Exception as error:  # whatever a broken package raises
             words = (str(error).strip().splitlines() or [""])[-1]
-            versions[name] = f"not usable ({type(error).__name__}: {words})"
-    return versions
+            version, problem = "", f"not usable ({type(error).__name__}: {words}). {todo}"
+        checks[name] = [version, problem, todo]
+    return checks
 
 
-# What the rank finds. A check returns what is wrong and what to do, or "".
+# What the rank finds. A function returns what is wrong and what to do, or "".
 
 
-def find_facts(token):
-    """Return what the rank finds on its machine, as table.py reads it."""
+def find_checks(token):
+    """Return the checks of this rank's machine, and others that later answers replace."""
+    gpus, backend, wrong = find_gpus()
+    slow = ", slow: there are fewer GPUs than ranks" if gpus and backend == "gloo" else ""
     checks = {
-        "CPUs": ("enough for the threads of each rank", check_cpus()),
-        "shared files": ("every node sees this folder", check_files(token)),
-        "data": ("MNIST is on every node", check_data()),
-        "/dev/shm": ("enough room on every node", check_shm()),
+        "CPUs": ["enough for the threads of each rank", check_cpus(), ""],
+        "shared files": ["every node sees this folder", check_files(token), ""],
+        "data": ["MNIST is on every node", check_data(), ""],
+        "/dev/shm": ["enough room on every node", check_shm(), ""],
+        "Python": [platform.python_version(), "", "Use one environment for all nodes"],
+        **find_versions(["torch"]),
+        "GPUs": ["", wrong, ""],
+        "backend": [backend + slow, "", "Ask for as many GPUs on each node"],
+        "rendezvous": ["", "a rank there said nothing more", ""],
+        "all_reduce": ["", "a rank there said nothing more", ""],
     }
-    return {
-        "local_rank": LOCAL_RANK,
-        "busy": os.getloadavg()[0] > os.cpu_count() / 2,  # on average, in the last minute
-        "checks": checks,
-        "versions": find_versions(["torch"]),
-        "has_gpus": gpus.has_gpus(),
-        **find_gpus(),
-    }
+    busy = os.getloadavg()[0] > os.cpu_count() / 2  # on average, in the last minute
+    return {"checks": checks, "gpus": gpus, "local_rank": LOCAL_RANK, "busy": busy}
 
 
 def check_cpus():
@@ -136,21 +143,27 @@ def check_shm():
 
 
 def find_gpus():
-    """Return whether torch is built for GPUs, their ids, and the backend that the lessons take."""
-    facts = {"built": True, "gpus": [], "backend": ""}
+    """Return the ids of the GPUs that torch sees, the lessons' backend, and what is wrong."""
+    ids, backend = [], ""
     with contextlib.suppress(Exception):  # a torch that is missing or too old is named anyway
         import torch
 
-        kinds = ("cuda", "hip", "xpu")
-        facts["built"] = any(getattr(torch.version, kind, None) for kind in kinds)
-        facts["backend"] = choose_device()[1]
+        backend = choose_device()[1]
         _, names = gpus.name_gpus(torch)
         if names:  # a mask may call different GPUs the same
             kind = torch.accelerator.current_accelerator().type
             properties = torch.get_device_module(kind).get_device_properties
-            ids = [getattr(properties(i), "uuid", name) for i, name in enumerate(names)]
-            facts["gpus"] = [str(uuid) for uuid in ids]
-    return facts
+            ids = [str(getattr(properties(i), "uuid", name)) for i, name in enumerate(names)]
+        if ids or not gpus.has_gpus():
+            return ids, backend, ""
+        if not any(getattr(torch.version, kind, None) for kind in ("cuda", "hip", "xpu")):
+            todo = "Install those for GPUs: https://pytorch.org/get-started/locally/"
+            wrong = f"torch {torch.__version__} is for CPUs only, but there are GPUs. {todo}"
+        else:
+            todo = "Ask for them: --gpus-per-node. If you did, see nvidia-smi: is its driver old?"
+            wrong = f"torch sees no GPU, though there are some. {todo} and day2/SITES.md"
+        return ids, backend, wrong
+    return ids, backend, ""
 
 
 def choose_device():
@@ -159,8 +172,8 @@ def choose_device():
     return lesson["choose_device"](LOCAL_RANK, LOCAL_WORLD_SIZE)
 
 
-def rendezvous():
-    """Return how the rendezvous with the other ranks went, as table.py reads it."""
+def meet():
+    """Meet the other ranks, and do an all_reduce with them. Emit how each of the two went."""
     try:  # a wrong /etc/hosts shows here
         address = socket.getaddrinfo(MASTER, 0, type=socket.SOCK_STREAM)[0][4][0]
     except OSError as error:
@@ -168,7 +181,7 @@ def rendezvous():
     interfaces = ", ".join(name for _, name in socket.if_nameindex())
     chosen = os.environ.get("GLOO_SOCKET_IFNAME") or "not chosen"
     where = f"{MASTER} is {address} there, and the interface is {chosen} (of {interfaces})"
-    facts = {"met": False, "where": where}
+    step, todo = "rendezvous", "Look at /etc/hosts there, the firewall, the interface, MASTER_PORT"
     try:
         import torch
         import torch.distributed as dist
@@ -180,8 +193,9 @@ def rendezvous():
         store.set(f"rank {RANK}", "here")
         if RANK == 0:
             store.wait([f"rank {rank}" for rank in range(WORLD_SIZE)], timeout)
-        facts["met"] = True
-        emit(**facts)  # what follows may take too long
+        emit({step: [f"{WORLD_SIZE} ranks have met", "", ""]})
+        # The ranks choose new ports for it.
+        step, todo = "all_reduce", "Open all ports between the nodes, or set GLOO_SOCKET_IFNAME"
         own = None if backend == "gloo" else device
         options = {"rank": RANK, "world_size": WORLD_SIZE, "timeout": timeout, "device_id": own}
         dist.init_process_group(backend, store=store, **options)
@@ -193,19 +207,18 @@ def rendezvous():
         dist.all_reduce(tensor)
         tensor[0].item()  # waits until a GPU is done
         speed = NUMBERS * 4 / (time.perf_counter() - begin) / 1e6
-        facts["speed"] = f"4 MB at {speed:,.0f} MB/s, {backend}, {device.type}"
-        time.sleep(0.2)  # as in the lessons: gloo's threads come to an end first
-        dist.destroy_process_group()
+        emit({step: [f"4 MB at {speed:,.0f} MB/s, {backend}, {device.type}", "", ""]})
+        time.sleep(0.2)  # others may not be done yet
     except Exception as error:  # whatever torch raises
-        facts["error"] = str(error).strip().partition("\n")[0].rstrip(".")
-    return facts
+        words = str(error).strip().partition("\n")[0].rstrip(".")
+        emit({step: ["", f"{words}. {where}. {todo}", ""]})
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: no traceback
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what goes wrong is raised, too
-    emit(**find_facts(sys.argv[1]))
-    emit(**rendezvous())
+    emit(**find_checks(sys.argv[1]))
+    meet()
     if LOCAL_RANK == 0:  # imports take long, so one rank of a node does these
-        emit(versions=find_versions(read_requirements()))
-    os._exit(0)  # without waiting for the threads of a broken process group
+        emit(find_versions(read_requirements()), done=True)
+    os._exit(0)  # without waiting for the threads of a process group

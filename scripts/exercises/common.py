@@ -33,7 +33,8 @@ class Report:
         return self(value <= limit, f"{what} {value:.3g} (limit {limit:g})")
 
     def numbers(self, what, mine, right, limit=1e-4):
-        """Add a line about numbers that must be within limit of the right ones."""
+        """Add a line about numbers, as flat takes them, that must be within limit of the right."""
+        mine, right = flat(mine), flat(right)
         words = f"{what} {short(mine)}; right: {short(right)}".lstrip()
         if len(mine) != len(right):
             return self(False, f"{words}; numbers: {len(mine)}, right: {len(right)}")
@@ -52,7 +53,7 @@ class Report:
 
     def like_one_process(self, model, alone, limit=1e-4):
         """Add a line about the parameters of a model, and of the one that one process trains."""
-        far = gap(flat(model), flat(alone))
+        far = gap(model, alone)
         return self(far <= limit, f"parameters within {far:.1g} of one process's (limit {limit:g})")
 
     def same_on_all_ranks(self, parameters, limit):
@@ -155,23 +156,26 @@ def shared_folder(rank):
     return Path(folder[0])
 
 
-def flat(model):
-    """Return all parameters of a model as one list of numbers."""
-    return [x for parameter in model.parameters() for x in parameter.detach().flatten().tolist()]
+def flat(values):
+    """Return as one list of numbers: a number, a tensor, a model's parameters, or several such."""
+    if hasattr(values, "parameters"):
+        values = list(values.parameters())
+    if isinstance(values, list | tuple):
+        return [x for value in values for x in flat(value)]
+    return values.flatten().tolist() if hasattr(values, "flatten") else [float(values)]
 
 
 def gradients(model):
     """Return all gradients that a model has as one list of numbers."""
-    found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    return [x for gradient in found for x in gradient.flatten().tolist()]
+    return flat([x.grad for x in model.parameters() if x.grad is not None])
 
 
 # What stands in the lines.
 
 
 def gap(a, b):
-    """Return the largest difference between two lists of numbers; nan if one of them is nan."""
-    gaps = [abs(x - y) for x, y in zip(a, b)]
+    """Return the largest difference of two, as flat takes them; nan if a number is nan."""
+    gaps = [abs(x - y) for x, y in zip(flat(a), flat(b))]
     return math.nan if any(map(math.isnan, gaps)) else max(gaps)
 
 

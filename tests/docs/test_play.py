@@ -1,7 +1,5 @@
 """The page to play with computes what the lessons compute."""
 
-import html
-import json
 import re
 from argparse import Namespace
 from itertools import accumulate
@@ -11,28 +9,17 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from browser import in_page
 from catalog import load
 from docs.pages import PLAY
 from runner import report
-from support.run import ROOT, load_lesson, open_in_browser, recorded_output, seeded_rng
+from support.run import ROOT, load_lesson, recorded_output, seeded_rng
 from torch.distributed.pipelining import ScheduleInterleaved1F1B
 
 COST, FSDP, TENSOR, PIPELINE = map(load_lesson, ("18", "15", "16", "17"))
 PREDICT = load("scripts/predict_step.py")
 BUBBLE = load("day2/exercises/solutions/17.3_fill_the_bubble.py")
-
-
-def in_page(function, given, folder):
-    """Return what a function of play.js returns in the page, in a real browser."""
-    script = (ROOT / "tests/docs/play.js").read_text()
-    script += f"addEventListener('load', () => report({function}, {json.dumps(given)}));"
-    page = folder / "play.html"
-    text = (ROOT / PLAY).read_text()
-    page.write_text(text.replace("</head>", f"<script>{script}</script></head>"))
-    dom = open_in_browser(f"file://{page}", folder / "profile")
-    wrong, result = json.loads(html.unescape(re.search('"report">(.*?)</pre>', dom)[1]))
-    assert wrong == []
-    return result
+PAGE = (ROOT / PLAY).read_text()
 
 
 def choose(rng):
@@ -176,7 +163,8 @@ def test_the_page_computes_what_the_lessons_compute(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "slides" / "figures")
     rng = seeded_rng()
     chosen = [choose(rng) for _ in range(200)]
-    for s, found in zip(chosen, in_page("compute", chosen, tmp_path), strict=True):
+    computed = in_page(PAGE, tmp_path / "play.html", "compute", chosen)
+    for s, found in zip(chosen, computed, strict=True):
         print(s)
         check_ring(s, found["ring"])
         check_step(s, found["step"])
@@ -190,7 +178,7 @@ def test_the_page_reads_links_from_a_report_and_from_lesson_18(tmp_path):
     known |= {"id": "9", "output": own, "seconds": 1, "files": []}
     report.write(tmp_path / "runs" / "report.html", [known], "")
     files = [(tmp_path / "runs" / "report.html").read_text(), recorded_output("18")]
+    links = in_page(PAGE, tmp_path / "play.html", "links", files)
     bus = re.findall(r"64 MB: .*\(bus +(.*)\)", own)[-1].replace(",", "")
     hop = re.search(r"size / (\S+) Gbit", files[1])[1]
-    found = [link["gigabits"] for link in in_page("links", files, tmp_path)]
-    assert found == pytest.approx([float(bus) * 8e-3, float(hop)])
+    assert [link["gigabits"] for link in links] == pytest.approx([float(bus) * 8e-3, float(hop)])

@@ -1,4 +1,4 @@
-"""Files that are missing, damaged or half written, and disks that are full."""
+"""Files that are missing, damaged, hostile or half written, and disks that are full."""
 
 import os
 import subprocess
@@ -6,13 +6,23 @@ import subprocess
 import h5py
 import numpy as np
 import pytest
-from faults import lesson, nine_images, refused, saw
+import torch
+from faults import lesson, nine_images, saw
 from PIL import Image
 from support.cases import written_by
 from support.forked_ranks import run_ranks
-from support.run import ALONE, LESSONS, ROOT, copy_tree, full, skip_or_fail_in_ci, wait_for, works
+from support.run import (
+    ALONE,
+    LESSONS,
+    ROOT,
+    copy_tree,
+    full,
+    load_lesson,
+    skip_or_fail_in_ci,
+    wait_for,
+    works,
+)
 
-FILE = "As it says. The lesson's own file is made by `python day2/create_mnist_h5.py`."
 COPY = "Copy everything again from one place."
 # Each rank stands in a folder of its own, as if it had a node with a disk of its own.
 IN_OWN_FOLDER = """
@@ -23,29 +33,6 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-@pytest.mark.parametrize(
-    ("damage", "name", "data", "says"),
-    [
-        ("missing", "", None, r"unable to open file(?=.*Make it: python day2/create_mnist_h5)"),
-        ("other data", "images", None, "object 'images' doesn't exist"),
-        ("no chunks", "images", range(9), "it must have images in chunks"),
-        ("fewer labels", "labels", range(7), "it must have images in chunks, and as many labels$"),
-    ],
-)
-def test_lesson_11_says_what_is_wrong_with_a_file(damage, name, data, says, tmp_path):
-    path = nine_images(tmp_path)
-    if damage == "missing":
-        path.unlink()
-    else:
-        with h5py.File(path, "a") as file:
-            del file[name]
-            if data:
-                file[name] = data
-    # No word of --force: the file that you have named is your own.
-    sentence = rf"nine\.h5 cannot be streamed: (?!.*--force).*?{says}"
-    refused(f"lesson 11: HDF5 file {damage}", sentence, FILE, "11", "--file", path, env=ALONE)
-
-
 def test_lesson_11_refuses_a_tmpdir_that_no_worker_can_send_from(tmp_path):
     tmp = tmp_path / ("x" * 80)
     tmp.mkdir()
@@ -54,14 +41,6 @@ def test_lesson_11_refuses_a_tmpdir_that_no_worker_can_send_from(tmp_path):
     job = lesson("11", *few, cwd=tmp_path, env=ALONE | {"TMPDIR": str(tmp)})
     fault = "TMPDIR is a path of more than 75 letters, lesson 11"
     job.check(fault, sentence, "`export TMPDIR=/tmp`", status=2)
-
-
-def test_lesson_19_refuses_a_folder_that_lacks_a_file(tmp_path, tmp_path_factory):
-    copy_tree(written_by("create_ratings", tmp_path_factory) / "ratings", tmp_path / "ratings")
-    (tmp_path / "ratings" / "0003.npy").unlink()
-    says = r"\S+ has 11 of its 12 files\. Copy it again$"
-    folder = ("--folder", tmp_path / "ratings")
-    refused("lesson 19: a file is missing", says, COPY, "19", *folder, env=ALONE)
 
 
 def test_ratings_that_are_too_few_for_their_files(tmp_path):
@@ -154,3 +133,43 @@ def test_a_full_disk(size, command, says, tmp_path):
         )
     finally:
         subprocess.run(["umount", tmp_path], check=True)
+
+
+BEFORE = "Nothing: lesson 12 goes on from the snapshot before."
+
+
+class Hostile:
+    """Unpickled, it runs a command."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return os.system, (f"touch '{self.file}'",)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "one bit wrong", "code"])
+def test_the_newest_whole_snapshot_is_loaded(damage, tmp_path, capsys, monkeypatch):
+    lesson = load_lesson("12")
+    monkeypatch.setattr(lesson.dist, "get_rank", lambda: 0)
+    path, sign = tmp_path / "snapshot.pt", tmp_path / "code has run"
+    assert lesson.load(path) is None
+    for epoch in (0, 1):
+        lesson.save({"epoch": epoch, "model": {"weight": torch.arange(1000.0)}}, path)
+    assert lesson.load(path)["epoch"] == 1
+    aside = path.rename(tmp_path / "aside")  # as when a save is killed between its two renames
+    assert lesson.load(path)["epoch"] == 0
+    aside.rename(path)
+    assert capsys.readouterr().out == ""
+    whole = bytearray(path.read_bytes())
+    if damage == "truncated":
+        path.write_bytes(whole[: len(whole) // 2])
+    elif damage == "one bit wrong":
+        whole[whole.index(torch.arange(1000.0).numpy().tobytes()) + 2000] ^= 1
+        path.write_bytes(whole)
+    else:
+        torch.save({"epoch": 2, "more": Hostile(sign)}, path)
+    assert lesson.load(path)["epoch"] == 0
+    said = capsys.readouterr().out
+    saw(f"a snapshot: {damage}", r"^\S+ cannot be used: [^.\n]+", BEFORE, said)
+    assert not sign.exists()

@@ -1,9 +1,12 @@
-"""Ranks, launchers and nodes that die, stop, fail or run out of memory."""
+"""Ranks, launchers and nodes that die, stop, fail or run out of memory; ports, and who listens."""
 
+import ipaddress
 import os
 import signal
+import socket
 import time
 
+import psutil
 import pytest
 from faults import IMPATIENT, lesson, local, nine_images, on_slurm
 from support.mutants import write_mutant
@@ -113,6 +116,47 @@ def test_no_rank_waits_for_a_data_worker_for_ever(name, what, line, told, says, 
         time.sleep(4)
         job.hit(number)
     job.check(f"a data worker of lesson {name} {what} (`DIST_TIMEOUT=6`)", says, STUCK)
+
+
+def test_a_loss_that_is_not_finite_stops_all_ranks(tmp_path):
+    few = ("--images", 3198, "--save-every", 5, "--lr", 1e9)
+    job = local("2", "12", *few, cwd=tmp_path)
+    job.until("ranks: 2")
+    says = r"^The loss is not finite\. Take a smaller --lr\.$"
+    do = "As it says. No snapshot has been written of it."
+    output = job.check("the loss becomes NaN, lesson 12", says, do)
+    assert "Traceback" not in output
+    assert not list(tmp_path.rglob("snapshot*"))
+
+
+def test_a_port_in_use(tmp_path):
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+        job = local("2", "9", cwd=tmp_path, env={"MASTER_PORT": str(port)})
+        says = r"^MASTER_PORT \d+ cannot be used: \[Errno 98\] Address already in use.*"
+        do = "`unset MASTER_PORT`: the launcher finds a free one."
+        job.check("MASTER_PORT is in use, `--local`", says, do)
+
+
+@pytest.mark.parametrize("lesson_id", ["1", "9"])
+def test_no_other_machine_can_reach_a_job_of_one_machine(lesson_id, tmp_path):
+    """Where the ranks meet, and where they send: all of it listens on loopback addresses.
+
+    Those that python starts meet in a file: nobody but gloo listens, once on each rank.
+    """
+    job = lesson("1", 2, cwd=tmp_path) if lesson_id == "1" else local("2", "9", cwd=tmp_path)
+    job.until("1 MB:")
+    found = {pid: psutil.Process(pid).net_connections() for pid in job.processes()}
+    private = [x.stat().st_mode & 0o777 for x in job.temporary.glob("*/ranks")]
+    private += [x.stat().st_mode & 0o777 for x in job.temporary.glob("tmp*")]
+    job.end()
+    listen = [(pid, x.laddr.ip) for pid in found for x in found[pid] if x.status == "LISTEN"]
+    where = [ipaddress.ip_address(ip.removeprefix("::ffff:")) for _, ip in listen]
+    assert all(ip.is_loopback for ip in where), listen
+    if lesson_id == "1":
+        assert len(listen) == len({pid for pid, _ in listen}) == 2
+        assert job.process.pid not in dict(listen)
+        assert private == [0o644, 0o700]
 
 
 @pytest.mark.full

@@ -1,4 +1,4 @@
-"""What a user can do to a lesson: bad arguments, other folders, no network."""
+"""What a user can do to a lesson: bad arguments and files, other folders, no network."""
 
 import argparse
 import os
@@ -7,13 +7,64 @@ from unittest import mock
 
 import pytest
 from catalog import load
-from faults import Job, refused
-from support.run import LESSONS, ROOT, copy_tree, load_lesson, proves, skip_or_fail_in_ci, works
+from faults import Job, nine_images, refused
+from support.cases import written_by
+from support.run import (
+    ALONE,
+    LESSONS,
+    ROOT,
+    copy_tree,
+    load_lesson,
+    proves,
+    skip_or_fail_in_ci,
+    works,
+)
+
+FILE = "As it says. The lesson's own file is made by `python day2/create_mnist_h5.py`."
+OPTIONS = "`--help` after the file shows what it takes."
+SHARE = r"15_\S+: error: 3 ranks cannot share 32 pieces of text and 64 rows evenly$"
+NO_BATCH = r"nine\.h5 has not one batch for each worker of each rank$"
+MISSING = r"unable to open file(?=.*Make it: python day2/create_mnist_h5)"
+CHUNKS = "it must have images in chunks"
 
 
-def test_an_unknown_option_gets_one_sentence():
-    do = "`--help` after the file shows what it takes."
-    refused("an unknown option", "error: .*", do, "4", "--no-such-option")
+@pytest.mark.parametrize(
+    ("fault", "command", "ranks", "says", "do"),
+    [
+        ("an unknown option", "4 --no-such-option", 1, "error: .*", OPTIONS),
+        ("lesson 15: 3 ranks", "15", 3, SHARE, "1, 2 or 4 ranks."),
+        ("lesson 11: 9 images, 8 ranks", "11 --file nine.h5", 8, NO_BATCH, "Or more images."),
+    ],
+)
+def test_what_cannot_work_is_refused(fault, command, ranks, says, do, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    nine_images(tmp_path)
+    refused(fault, says, do, *command.split(), env=ALONE | {"WORLD_SIZE": str(ranks)})
+
+
+@pytest.mark.parametrize(
+    ("damage", "instead", "says"),
+    [
+        ("missing", None, MISSING),
+        ("other data", {"images": None}, "object 'images' doesn't exist"),
+        ("no chunks", {"images": range(9)}, CHUNKS),
+        ("fewer labels", {"labels": range(7)}, f"{CHUNKS}, and as many labels$"),
+    ],
+)
+def test_lesson_11_says_what_is_wrong_with_a_file(damage, instead, says, tmp_path):
+    path = tmp_path / "nine.h5" if instead is None else nine_images(tmp_path, **instead)
+    # No word of --force: the file that you have named is your own.
+    sentence = rf"nine\.h5 cannot be streamed: (?!.*--force).*?{says}"
+    refused(f"lesson 11: HDF5 file {damage}", sentence, FILE, "11", "--file", path, env=ALONE)
+
+
+def test_lesson_19_refuses_a_folder_that_lacks_a_file(tmp_path, tmp_path_factory):
+    copy_tree(written_by("create_ratings", tmp_path_factory) / "ratings", tmp_path / "ratings")
+    (tmp_path / "ratings" / "0003.npy").unlink()
+    says = r"\S+ has 11 of its 12 files\. Copy it again$"
+    folder = ("--folder", tmp_path / "ratings")
+    fault, do = "lesson 19: a file is missing", "Copy everything again from one place."
+    refused(fault, says, do, "19", *folder, env=ALONE)
 
 
 # May be 0. All other numbers of lessons must be more.

@@ -74,8 +74,7 @@ def check_15_4(exercise, rank, world_size, report):
         whole = (query @ key.T / query.shape[1] ** 0.5).softmax(1) @ value
         mine = [tensor.chunk(world_size)[rank].clone() for tensor in (query, key, value)]
         result, held = most_pieces_held(exercise.ring_attention, *mine, key.chunk(world_size))
-        right = whole.chunk(world_size)[rank]
-        report.numbers(f"{scores} scores:", result.flatten().tolist(), right.flatten().tolist())
+        report.numbers(f"{scores} scores:", result, whole.chunk(world_size)[rank])
         what = f"pieces of the keys, of {world_size}, that it holds at a time:"
         report.at_most(what, held, world_size - 1)
 
@@ -94,7 +93,7 @@ def check_15_5(exercise, rank, world_size, report):
     with torch.no_grad():
         result, load = exercise.ask_experts(tokens, choice, expert)
     right = torch.stack([(e + 1) * x.cumsum(0) for e, x in zip(choice, tokens)])
-    report.numbers("answers:", result.flatten().tolist(), right.flatten().tolist())
+    report.numbers("answers:", result, right)
     seen = yield choice.tolist(), sum(arrived), load
     for rank, (_, arrived, load) in enumerate(seen):
         wanted = sum(choice.count(rank) for choice, *_ in seen)
@@ -180,7 +179,7 @@ def check_15_9(exercise, rank, world_size, report):
     names = ("result:", "gradient of query:", "gradient of key:", "gradient of value:")
     right = (result, query.grad, key.grad, value.grad)
     for name, a, b in zip(names, mine, right):
-        report.numbers(name, a.flatten().tolist(), b[own].flatten().tolist())
+        report.numbers(name, a, b[own])
     what = f"pieces of the keys, of {world_size}, that it holds at a time:"
     report.at_most(what, held, world_size - 1)
     pairs = exercise.count_pairs(text, own)
@@ -209,13 +208,13 @@ def check_15_10(exercise, rank, world_size, report):
     fraction = choice.flatten().bincount(minlength=world_size) / choice.numel()
     balance = world_size * (fraction * probability.mean((0, 1))).sum()
     (nn.functional.mse_loss(right, target) + exercise.BALANCE * balance).backward()
-    report.numbers("output:", result.flatten().tolist(), right[rank].flatten().tolist())
+    report.numbers("output:", result, right[rank])
     own, right_own = gradients(experts[rank]), gradients(right_experts[rank])
     report.numbers("gradients of its expert:", own, right_own, 1e-6)
     report.numbers("gradients of the gate:", gradients(gate), gradients(right_gate), 1e-6)
     # A rank's loss is the mean over its own tokens: world_size times as large in each of them.
-    own = (mine.grad / world_size).flatten().tolist()
-    report.numbers("gradients of its tokens:", own, tokens.grad[rank].flatten().tolist(), 1e-6)
+    own = mine.grad / world_size
+    report.numbers("gradients of its tokens:", own, tokens.grad[rank], 1e-6)
     seen = yield torch.tensor(exercise.train(40))[-10:, :-1].sum(0).tolist()
     tokens = sum(seen[0])
     what = f"busiest expert, in the last 10 of 40 steps, of {tokens} tokens:"

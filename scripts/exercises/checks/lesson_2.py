@@ -1,7 +1,7 @@
 import copy
 
 import torch
-from exercises.common import flat, train_alone
+from exercises.common import train_alone
 from torch.optim import SGD
 
 
@@ -14,6 +14,5 @@ def check_2_1(exercise, rank, world_size, report):
     loss = exercise.train_one_epoch(model, SGD(model.parameters(), lr=0.1), batches)
     losses = train_alone(alone, batches, lr=0.1)
     mean = (4 * losses[0] + 4 * losses[1] + 2 * losses[2]) / 10
-    text = "after batches of 4, 4 and 2 points the parameters are"
-    if report.numbers(text, flat(model), flat(alone)):
-        report.numbers("mean loss", [float(loss)], [mean])
+    if report.numbers("after batches of 4, 4 and 2 points the parameters are", model, alone):
+        report.numbers("mean loss", loss, mean)
