@@ -255,26 +255,50 @@ def test_a_python_that_is_too_old_gets_a_sentence(monkeypatch):
         runpy.run_path(str(ROOT / "scripts" / "catalog.py"))
 
 
-@pytest.mark.parametrize(
-    ("gpu", "srun", "reachable", "says", "chosen"),
-    [
-        (False, None, True, "Without a GPU, this takes PyTorch's build for CPUs: 1.5 GB", True),
-        (True, "srun", True, "Taking PyTorch's build for this GPU's driver, with CUDA: 3 GB", True),
-        (False, "srun", True, "Slurm may have GPUs on other nodes, so this takes PyPI's", False),
-        (False, None, False, "PyTorch's own index does not answer, so this takes PyPI's", False),
-    ],
-)
-def test_the_build_of_torch_fits_the_machine(
-    gpu, srun, reachable, says, chosen, shell, uv, monkeypatch, capsys
-):
-    monkeypatch.setattr(installer, "has_gpu", lambda: gpu)
-    monkeypatch.setattr(installer, "answers", lambda *_: reachable)
-    monkeypatch.setattr(installer.shutil, "which", lambda _: srun)
-    variables = installer.choose_build({})
-    assert capsys.readouterr().out.startswith(says)
-    command = ("uv", "pip", "install", "--dry-run", "--python", sys.executable, "torch>99")
-    output = shell(*command, **variables, **uv)[1]
-    assert ("https://download.pytorch.org/whl/" in output) == chosen  # which cannot be reached
+# PyTorch's own index, in a namespace where its name leads to this machine.
+INDEX = """
+set -e
+ip link set lo up
+cd index
+new="openssl req -x509 -newkey rsa:2048 -nodes"
+$new -subj /CN=ca -keyout ca.key -out ca.pem
+$new -subj /CN=own -keyout own.key -out own.pem -CA ca.pem -CAkey ca.key \\
+  -addext basicConstraints=CA:FALSE -addext subjectAltName=DNS:download.pytorch.org
+echo 127.0.0.1 download.pytorch.org >hosts
+mount --bind hosts /etc/hosts
+python3 -c '
+import http.server, ssl
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 443), http.server.SimpleHTTPRequestHandler)
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain("own.pem", "own.key")
+server.socket = context.wrap_socket(server.socket, server_side=True)
+server.serve_forever()' &
+trap 'kill $!' EXIT
+SSL_CERT_FILE=$PWD/ca.pem ../scripts/run_course.sh --list
+"""
+
+
+@pytest.mark.full
+def test_without_a_gpu_torch_is_the_build_for_cpus(shell, course, uv, site, wheels, tmp_path):
+    needed = ["unshare", "mount", "openssl", "ip"]
+    if os.geteuid() or not all(map(shutil.which, needed)) or installer.has_gpu():
+        skip_or_fail_in_ci("needs root, unshare, openssl and ip, and no GPU")
+    for name, version, *requires in (("torch", "2.15.0"), ("torchvision", "0.29.2", "torch")):
+        folder = course / "index" / "whl" / "cpu" / name
+        folder.mkdir(parents=True)
+        make_wheel(folder, name, f"{version}+cpu", *requires)
+        [wheel] = folder.glob("*.whl")
+        (folder / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
+    (tmp_path / "no Slurm").mkdir()
+    for name in [*EVERYWHERE, *needed]:
+        (tmp_path / "no Slurm" / name).symlink_to(shutil.which(name))
+    path = {"PATH": f"{site('nothing')['PATH']}{uv['PATH']}{tmp_path / 'no Slurm'}"}
+    pypi = {"PIP_NO_INDEX": "", "PIP_INDEX_URL": make_index(tmp_path / "pypi", wheels)}
+    env = {**path, **pypi, "HTTPS_PROXY": "", "https_proxy": ""}
+    command = ["/usr/bin/env", *(f"{name}={value}" for name, value in env.items())]
+    output = output_of(shell(*command, "unshare", "-n", "-m", "bash", "-c", INDEX))
+    assert "\nWithout a GPU, this takes PyTorch's build for CPUs: 1.5 GB on disk.\n" in output
+    assert torch_of(shell).endswith(" 2.15.0+cpu 0.29.2+cpu")
 
 
 @pytest.mark.full
