@@ -5,7 +5,7 @@ Usage: PYTHON environment.py [--tests] [--torch VERSION] -- ARGUMENTS_OF_PYTHON
 1. If PYTHON's environment has everything, it's used as it is.
 2. Otherwise .venv is made beside the README. If PYTHON has torch (a site module, conda), .venv sees
    its packages, and torch and torchvision stay at the site's versions. If not, installer.py chooses
-   PyTorch's build for this machine.
+   PyTorch's build for this machine or, if TORCH_INDEX is set, takes torch from that index.
 With --torch, .venv-torch-VERSION has that torch, whatever the site has.
 
 The first line of .venv/made-from is the Python it was made from, which the launcher compares. The
@@ -63,11 +63,11 @@ def install(needed, lacking, kept):
     # Without what the site has: for pip, its torch 2.6.0a0+site is older than torch>=2.6.
     there = [line.partition("==")[0] for line in kept]
     wanted = {name: name + oldest for name, oldest in needed.items() if name not in there}
-    done = installer.install(wanted, constraints, bool(kept), "torch" in lacking)
+    trouble = installer.install(wanted, constraints, bool(kept), "torch" in lacking)
     constraints.unlink()
-    if not done:
+    if trouble:
         why = "the lines above say why, and day1/TROUBLESHOOTING.md what helps"
-        sys.exit(f"The packages could not be installed into {venv}: {why}.")
+        sys.exit(f"The packages could not be installed {trouble}: {why}.")
 
 
 def choose_environment(venv, needed, own_torch):

@@ -169,22 +169,10 @@ def forget_unfinished():
             shutil.rmtree(info)
 
 
-def install(packages, constraints, for_site, choose):
-    """Install packages, {name: "name>=version"}, with uv, or else pip. Return if that went well.
-
-    constraints  a file, which both understand
-    for_site     a site's torch stays. uv doesn't see it, and would install another
-    choose       the build of PyTorch is not chosen yet
-    """
-    options, env = as_uv_knows_them({} if for_site else pip_settings())
-    wanted = list(packages.values())
-    if for_site:
-        wanted += ["--constraint", str(constraints)]
-    elif uv := find_uv():
-        env |= choose_build(env) if choose else {}
-        if "pytest" in packages:  # otherwise all its workers compile all of torch, and say nothing
-            options.append("--compile-bytecode")
-        command = [uv, "pip", "install", "--python", sys.executable, *options, *wanted]
+def could_install(arguments, env, uv, options):
+    """Install with uv, if there is one, or else with pip. Return whether that went well."""
+    if uv:
+        command = [uv, "pip", "install", "--python", sys.executable, *options, *arguments]
         if sys.stderr.isatty():  # uv then shows bars
             done = subprocess.run(command, env=env).returncode == 0
         else:
@@ -193,9 +181,36 @@ def install(packages, constraints, for_site, choose):
             return True
         forget_unfinished()
         print("uv failed: the lines above say why. pip goes on, and is slower.", flush=True)
-    else:
+    return follow([*PIP, "install", "--no-compile", *arguments], env)  # as uv does
+
+
+def install(packages, constraints, for_site, choose):
+    """Install packages, {name: "name>=version"}. Return "", or where that failed.
+
+    constraints  a file, which both understand
+    for_site     a site's torch stays. uv doesn't see it, and would install another
+    choose       the build of PyTorch is not chosen yet
+    """
+    options, env = as_uv_knows_them({} if for_site else pip_settings())
+    uv = None if for_site else find_uv()
+    if not uv and not for_site:
         print("There is no uv, and pip can't get it. pip goes on, and is slower.", flush=True)
-    done = follow([*PIP, "install", "--no-compile", *wanted], env)  # as uv does
-    if not done:
-        forget_unfinished()
-    return done
+    steps = [(f"into {Path(sys.prefix).name}", list(packages.values()), options, env)]
+    index = os.environ.get("TORCH_INDEX")
+    if index and not for_site:
+        where = without_password(index)
+        if not answers(index, env):
+            sys.exit(f"{where} does not answer. Leave TORCH_INDEX out, or correct it.")
+        both = [packages["torch"], packages["torchvision"]]  # from one index, or they do not fit
+        torch_env = {**env, "PIP_INDEX_URL": index}
+        steps.insert(0, (f"from TORCH_INDEX, {where}", both, ["--default-index", index], torch_env))
+    elif choose and uv:
+        env |= choose_build(env)
+    if "pytest" in packages:  # otherwise all its workers compile all of torch, and say nothing
+        options.append("--compile-bytecode")
+    stays = ["--constraint", str(constraints)] if for_site else []
+    for where, names, told, variables in steps:
+        if not could_install([*names, *stays], variables, uv, told):
+            forget_unfinished()
+            return where
+    return ""

@@ -9,7 +9,7 @@
 #   scripts/run_course.sh --list     list the lessons
 #
 # Makes .venv first if the active Python lacks the packages of requirements.txt, and chooses PyTorch's
-# build for this machine. To name another: UV_TORCH_BACKEND=cpu scripts/run_course.sh
+# build for this machine. To name another: TORCH_INDEX=https://download.pytorch.org/whl/cpu
 # What the lessons write (runs/, log/, log_ddp/) goes to the current folder.
 # As a batch job on one node: sbatch --wrap 'scripts/run_course.sh day1'
 set -euo pipefail

@@ -10,7 +10,8 @@
 #   PYTHON=python3.12 scripts/run_tests.sh --torch 2.6.0     with this Python, too
 #
 # Skips what this machine can't do, and says why at the end. Makes .venv first if the active Python
-# lacks the packages of requirements.txt and tests/requirements.txt.
+# lacks the packages of requirements.txt and tests/requirements.txt. TORCH_INDEX acts as it does for
+# run_course.sh.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
