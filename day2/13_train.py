@@ -129,7 +129,7 @@ def schedule(step, steps, args):
 
 
 def log(trainer, step, values, title=""):
-    """Yours: log values on rank 0, as wandb.log does. Those with a title are printed."""
+    """Yours: log values on rank 0, as wandb.log does. With a title, print them, too."""
     if trainer.rank == 0:
         for name, value in values.items():
             trainer.board.add_scalar(name, value, step)
@@ -176,6 +176,7 @@ class Trainer:
         self.optimizer = build_optimizer(self.model, args)
         if not isinstance(self.optimizer, torch.optim.Optimizer):
             raise Problem("build_optimizer has to return one optimizer of torch.optim")
+        self.options["optimizer"] = type(self.optimizer).__name__
         for group in self.optimizer.param_groups:
             group["initial_lr"] = group["lr"]
         # Weights and gradients stay fp32, what is multiplied is rounded.
@@ -422,7 +423,7 @@ class Trainer:
         return equal
 
     def read(self, keys):
-        """Return an iterator over batches of samples, whose keys are (set, epoch, i)."""
+        """Return an iterator over batches. Keys of samples are (set, epoch, index)."""
         loader = DataLoader(
             Seeded(self.sets, self.args.seed),
             batch_sampler=keys,
@@ -439,7 +440,7 @@ class Trainer:
         return batches
 
     def describe(self, name):
-        """Return how long a data set is, and a checksum of ten samples and all names."""
+        """Return how long a data set is, and a checksum of ten samples and names."""
         data = self.sets[name]
         if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
             raise Problem(f"{name} is a stream: it has no length, or no [index]")
