@@ -107,10 +107,7 @@ def build_optimizer(model, args):
 
 
 def compute(model, batch, device):
-    """Yours: of each sample or token the loss, the weight, and metrics by name.
-
-    The dimension of the samples comes first. The weights are for metrics, too.
-    """
+    """Yours: of each sample or token the loss, the weight, and metrics by name."""
     images, labels = batch
     images = images.to(device, non_blocking=True)
     labels = labels.to(device, non_blocking=True)
