@@ -145,7 +145,7 @@ class Trainer:
         self.cpu_group = dist.new_group(backend="gloo", timeout=TIMEOUT)
         # For what waits for a disk, which takes as long as it takes.
         self.disk_group = dist.new_group(backend="gloo", timeout=timedelta(days=1))
-        torch.manual_seed(args.seed)  # for a random split: the same on every rank
+        seed_all(args.seed)  # for a random split: the same on every rank
         train_set, test_set = build_data(args)
         self.sets = {"train": train_set, "test": test_set}
         self.options = {name: str(value) for name, value in vars(args).items()}
@@ -159,7 +159,7 @@ class Trainer:
         self.losses = []  # of the steps that are not in the log yet
         self.best = math.inf  # the lowest loss of a test
         self.saved = time.perf_counter()
-        torch.manual_seed(args.seed)  # the same first weights on every rank
+        torch.manual_seed(seed_all(args.seed))  # the same first weights on every rank
         # Before it is sharded, only rank 0 has the weights, in its CPU's memory.
         with torch.device("meta") if args.shard and self.rank else nullcontext():
             self.model, parts = build_model(args, train_set)
@@ -186,7 +186,8 @@ class Trainer:
         for number in range(1, self.args.accumulate + 1):
             batch = next(batches)
             # For dropout: different on each rank, and the same again after a restart.
-            seed_all(self.args.seed, self.step, number, self.rank)
+            seed = seed_all(self.args.seed, self.step, number, self.rank)
+            torch.manual_seed(seed)  # of GPUs, too
             # With DDP, ranks average in the backward of the last batch only.
             with averaging(self.wrapped, on=number == self.args.accumulate):
                 with self.autocast:
@@ -289,7 +290,7 @@ class Trainer:
         batches = self.read([("test", 0, i % count) for i in part] for part in parts)
         totals = 0
         for positions, batch in zip(parts, batches, strict=True):
-            seed_all(self.args.seed, positions[0])
+            torch.manual_seed(seed_all(self.args.seed, positions[0]))
             with self.autocast:
                 losses, weights, metrics = compute(self.model, batch, self.device)
             values = {"test loss": losses, **metrics}
@@ -298,7 +299,7 @@ class Trainer:
                     raise Problem("what compute returns must begin with the samples")
             # What is beyond the end only makes the ranks even.
             real = torch.tensor([i < count for i in positions], device=self.device)
-            weights = weights.reshape(len(real), -1) * real[:, None]
+            weights = weights.float().reshape(len(real), -1) * real[:, None]
             sums = [(x.reshape(weights.shape) * weights).sum() for x in values.values()]
             sums = torch.stack([*sums, weights.sum(), real.sum()])
             totals += sums.cpu().double()  # float32 cannot count beyond 16 million
@@ -346,7 +347,8 @@ class Trainer:
                 written[path] = dict(json.loads((path / "checksums.json").read_text()))
         found = [self.options, written]
         dist.broadcast_object_list(found)  # all ranks take rank 0's
-        self.compare(found[0], "on rank 0", OWN)
+        words = f"{{}} differs: on rank 0 {{}}, on rank {self.rank} {{}}"
+        self.compare(found[0], OWN, words)
         for path, sums in found[1].items():
             now = self.checksums(path, sorted(sums)[self.rank :: self.ranks])
             damaged = [name for name in sums if sums[name] != now[name]]
@@ -354,7 +356,9 @@ class Trainer:
                 show(f"{path} cannot be read: damaged {damaged or 'checksums.json'}")
                 continue
             options = json.loads((path / "options.json").read_text())
-            self.compare(options, "where this training began", MAY_CHANGE)
+            words = "{} was {} where this training began, now {}: "
+            words += "keep it, or name a new --checkpoint-dir"
+            self.compare(options, MAY_CHANGE, words)
             state = {"training": self}
             dcp.load(state, checkpoint_id=path, process_group=self.disk_group)
             show(f"resumed: {path}")
@@ -376,15 +380,14 @@ class Trainer:
         dist.all_gather_object(parts, sums, group=self.disk_group)
         return {name: number for part in parts for name, number in part.items()}
 
-    def compare(self, others, where, may_differ):
-        """Stop if these options of others differ from this rank's, except for some."""
+    def compare(self, others, may_differ, words):
+        """Stop with words if an option differs from others' that may not."""
         for name in {**others, **self.options}:
-            was, now = others.get(name), self.options.get(name)
-            if was != now and name.split()[0] not in may_differ:
-                words = f"{name} was {was} {where}, now {now}"
-                raise Problem(f"{words}: keep it, or name a new --checkpoint-dir")
-            if was != now:
-                show(f"{name} was {was}, now it's {now}")
+            other, own = others.get(name), self.options.get(name)
+            if other != own and name.split()[0] not in may_differ:
+                raise Problem(words.format(name, other, own))
+            if other != own:
+                show(f"{name} was {other}, now it's {own}")
 
     def state_dict(self):
         """Return what a checkpoint holds. With --shard, tensors are in parts."""
@@ -510,13 +513,12 @@ class Problem(Exception):
 
 
 def seed_all(*numbers):
-    """Seed torch, numpy and random with what these numbers make together."""
+    """Seed torch on the CPU, numpy and random with what these numbers make."""
     seed = hash(numbers) % 2**63
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed(seed)
+    return seed
 
 
 def bits_of(batch):
@@ -697,6 +699,8 @@ def run(args):
         kill_workers()
         if dist.get_rank() != 0 or "by peer" in str(error):
             time.sleep(3)  # the rank with the cause says it first, and ends the job
+        if isinstance(error, (ConnectionError, EOFError)):
+            error = Problem(f"a data worker has died, perhaps of memory: {error!r}")
         if isinstance(error, (Problem, OSError, dcp.CheckpointException)):
             print(str(error).strip().splitlines()[-1], file=sys.stderr, flush=True)
         else:
