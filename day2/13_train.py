@@ -295,7 +295,7 @@ class Trainer:
                 losses, weights, metrics = compute(self.model, batch, self.device)
             values = {"test loss": losses, **metrics}
             for x in [weights, *values.values()]:
-                if len(losses) != len(positions) or x.shape != losses.shape:
+                if x.shape[:1] != (len(positions),) or x.shape != losses.shape:
                     raise Problem("what compute returns must begin with the samples")
             # What is beyond the end only makes the ranks even.
             real = torch.tensor([i < count for i in positions], device=self.device)

@@ -202,7 +202,9 @@ def test_a_changed_model_is_refused_in_one_line(tmp_path):
         ("    return model, [model[0]", frozen + "    return model, [model[0]", "parameter 5.bias"),
         ("torch.optim.SGD(groups, args.lr, momentum=0.9", "torch.optim.Adam(groups", "optimizer"),
     ):
-        file = write_mutant(tmp_path, "13", (line, instead))
+        folder = tmp_path / differs
+        folder.mkdir()
+        file = write_mutant(folder, "13", (line, instead))
         output = output_of(run_ranks(1, file, *FEW, "--checkpoint-dir", RUN, cwd=tmp_path), 1)
         assert "Traceback" not in output
         says = rf"(model: )?{differs} was .* where this training began, now .*: keep it, or "
