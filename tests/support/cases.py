@@ -207,9 +207,7 @@ CASES = {
     "13": Case(  # its losses: test_take_home.py
         "1 --max-steps 12 --global-batch-size 50 --log-every 2 --workers 1 --clip 0.3",
         mutants=[
-            Mutant(
-                "(positions < count)", "(positions < count + 9)", "^=> 10,002 of 10,000 ", ranks=3
-            ),
+            Mutant("[i < count for i", "[i < count + 9 for i", "^=> 10,002 of 10,000 ", ranks=3),
             Mutant(
                 "x.contiguous().clone() for", "x.contiguous() + 0.001 for", " 0 of 8 tensors equal"
             ),
