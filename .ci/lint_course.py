@@ -42,7 +42,9 @@ GROUPS = r"\b(?:init_process_group|new_group|new_subgroups\w*|init_device_mesh)"
 # Of a call, or of a page as far as it shows one, up to two brackets deep.
 CALL = re.compile(GROUPS + r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*")
 # Rows of a tensor of bytes, picked by indexing: day2/LAYOUT.md has what index_select is worth.
-ROWS = re.compile(r"\b(?:images|labels|tensor|x|\w+_set)\[(?:indices|index|order|permutation|rows)\]")
+ROWS = re.compile(
+    r"\b(?:images|labels|tensor|x|\w+_set)\[(?:indices|index|order|permutation|rows)\]"
+)
 ALL_RANKS = re.compile(r"init_device_mesh\(\S+, \(\w+,\)$")  # takes the group that there is
 
 

@@ -69,7 +69,7 @@ def write(path, options, images, labels):
 
 
 def rate(read, path):
-    """Return images per CPU-second. read(path, epoch) yields an epoch's batches, until time is up."""
+    """Return images per CPU-second. read(path, epoch) yields batches, until time is up."""
     images = 0
     begin = time.process_time()
     for epoch in itertools.count():

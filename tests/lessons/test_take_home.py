@@ -11,7 +11,6 @@ from pathlib import Path
 import processes
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file
 from support.forked_ranks import run_ranks
 from support.mutants import assert_disproved, write_mutant
@@ -20,7 +19,6 @@ from support.run import (
     ROOT,
     cached_across_workers,
     full,
-    load_lesson,
     losses,
     output_of,
     proof_of,
@@ -86,8 +84,7 @@ def uninterrupted_run(tmp_path_factory):
         full(1, "--batch-size 50 --workers 0"),
         full(4, "--batch-size 5"),
         full(3, "--shard --batch-size 7"),
-        full(2, "--compile"),
-        full(2, "--compile --shard"),
+        full(2, "--shard --batch-size 5"),  # each micro-batch is reduced
     ],
 )
 def test_the_losses_are_the_same_however_the_batch_is_divided(
@@ -97,14 +94,6 @@ def test_the_losses_are_the_same_however_the_batch_is_divided(
         pytest.skip("--shard needs torch 2.8 or newer")  # it says so
     train(ranks, *options.split(), cwd=tmp_path)
     assert compared(tmp_path / RUN, uninterrupted_run) < 1e-5
-
-
-@pytest.mark.full
-def test_compile_reaches_each_part(tmp_path):
-    """Those of torch.nn, too, to which module.compile() does nothing before torch 2.14."""
-    command = [sys.executable, LESSON, 1, *FEW[1:], "--compile"]
-    output = output_of(run(command, 200, tmp_path, {"TORCH_LOGS": "graph_code"}))
-    assert output.count("TRACED GRAPH") >= 3
 
 
 @pytest.mark.parametrize(
@@ -128,27 +117,21 @@ def test_compare_losses_finds_what_is_computed_in_another_way(
     assert (status, output) == (1, "there is no nothing\n")
 
 
-def stopped_by(number, whose, folder):
-    """Train under torchrun and give the job, or one of its ranks, a signal. Return the job."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
-    command += [LESSON, *FEW, "--log-every", 1]
-    step = seeded_rng().randrange(1, 4)  # what comes after it takes a second
-    with processes.Job(command, 100, cwd=folder, stderr=subprocess.STDOUT) as job:
-        next(line for line in job.lines() if f"step {step} of 12" in line)
-        os.kill(job.process.pid if whose == "job" else rank_of(job, 1), number)
-        job.wait()
-    return job
-
-
 @pytest.mark.parametrize(
     ("name", "whose"),
     [("TERM", "job"), *(full(x, "rank") for x in ("KILL", "USR1"))],
 )
 def test_interrupted_it_ends_with_the_same_bits(name, whose, uninterrupted_run, tmp_path):
-    number = getattr(signal, f"SIG{name}")
-    job = stopped_by(number, whose, tmp_path)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
+    command += [LESSON, *FEW, "--log-every", 1]
+    begun = f"step {seeded_rng().randrange(1, 4)} of 12" if name == "KILL" else "test of 500"
+    with processes.Job(command, 100, cwd=tmp_path, stderr=subprocess.STDOUT) as job:
+        next(line for line in job.lines() if begun in line)
+        pid = job.process.pid if whose == "job" else rank_of(job, 1)
+        os.kill(pid, getattr(signal, f"SIG{name}"))
+        job.wait()
     # It saves first: the test after an epoch waits for the next start.
-    stopped = re.search("^saved: .*\nStopped as told", job.output, re.M)
+    stopped = re.search("^saved: .*/step-1\nStopped as told", job.output, re.M)
     assert bool(stopped) == (name != "KILL"), job.output
     assert job.status == (0 if name == "USR1" else 1), job.output  # torchrun's own is 1 after TERM
     output = train(2, cwd=tmp_path)
@@ -158,16 +141,15 @@ def test_interrupted_it_ends_with_the_same_bits(name, whose, uninterrupted_run, 
         assert torch.equal(weights(tmp_path / RUN, file), weights(uninterrupted_run, file))
 
 
-def test_told_to_stop_at_once_it_says_so_with_its_exit_status(tmp_path):
-    command = [sys.executable, LESSON, *FEW, "--log-every", 100, "--max-steps", 40]
+def test_told_to_stop_it_says_so_with_its_exit_status(tmp_path):
+    command = [sys.executable, LESSON, *FEW]
     with processes.Job(command, 100, cwd=tmp_path, stderr=subprocess.STDOUT) as job:
-        next(line for line in job.lines() if "test of 500" in line)
+        next(line for line in job.lines() if "ranks: 1" in line)  # before there is data
         os.kill(job.process.pid, signal.SIGUSR1)
         job.wait()
     assert job.status == os.EX_TEMPFAIL, job.output
-    assert job.output.endswith("Stopped as told. The same command resumes from here.\n")
-    # Not at the next line of the log, which is that of step 40.
-    assert int(re.search(r"saved: \S+/step-(\d+)\n", job.output)[1]) < 40
+    said = "saved: runs/13_train/step-1\nStopped as told. The same command resumes from here.\n"
+    assert job.output.endswith(said)
 
 
 def test_after_the_end_a_broken_checkpoint_and_with_other_ranks(uninterrupted_run, tmp_path):
@@ -177,22 +159,25 @@ def test_after_the_end_a_broken_checkpoint_and_with_other_ranks(uninterrupted_ru
     again = train(2, cwd=tmp_path)
     assert "this training has ended" in again
     assert proof_of(again) == proof_of(first)
-    os.truncate(folder / "step-12" / "__0_0.distcp", 1000)
+    damaged = seeded_rng().choice(sorted((folder / "step-12").iterdir()))
+    data = bytearray(damaged.read_bytes())
+    data[seeded_rng().randrange(len(data))] ^= 1
+    damaged.write_bytes(data)
     for empty in ("step-98", "step-99"):
         (folder / empty).mkdir()
     output = train(3, "--save-minutes", 0, cwd=tmp_path)
     assert "Traceback" not in output
-    assert "step-12 cannot be read: " in output
+    assert re.search(r"step-12 cannot be read: damaged ", output)
     assert "resumed: runs/13_train/step-6\n" in output
-    assert re.findall("saved: .*/step-(.*)", output) == ["7", "8", "9", "10", "11", "12"]
+    saved = re.findall("saved: .*/(.*)", output)
+    assert (saved[0], saved[-1]) == ("step-7", "step-12")
     assert compared(folder, uninterrupted_run) < 1e-5
-    kept = {"step-11", "step-12", "step-98", "step-99"}  # what was empty is not counted
+    kept = {*saved[-2:], "step-98", "step-99"}  # what was empty is not counted
     assert {path.name for path in folder.glob("step-*")} == kept
     output = train(2, "--lr", 0.1, cwd=tmp_path)
     assert "\nlr was 0.05, now it's 0.1\n" in output
     seed = refused("--seed", 1, cwd=tmp_path)
     assert seed.startswith("seed was 0 where this training began, now 1: ")
-    assert "no checkpoint fits" in refused("--model", "resnet18", cwd=tmp_path)
 
 
 @pytest.mark.full
@@ -207,28 +192,23 @@ def test_three_ranks_resume_with_the_same_bits(tmp_path):
     assert torch.equal(weights(tmp_path / RUN), weights(whole))
 
 
-def test_a_model_without_one_of_the_layers_of_the_checkpoint_is_refused(tmp_path):
-    train(2, cwd=tmp_path)
-    file = write_mutant(tmp_path, "13", ("nn.Linear(32 * 4 * 4, 64), nn.ReLU()", "nn.Identity()"))
-    file.write_text(file.read_text().replace("nn.Linear(64, classes)", "nn.Linear(512, classes)"))
-    output = output_of(run_ranks(2, file, *FEW, cwd=tmp_path), 1)
-    assert "5.weight" in output
-    assert "no checkpoint fits" in output
-
-
-class Random(torch.utils.data.Dataset):
-    """Data that is random each time it's read, as an augmented picture is."""
-
-    def __getitem__(self, index):
-        return torch.rand(3)
-
-
-def test_what_is_random_depends_on_the_epoch_and_the_sample_only():
-    data = load_lesson("13").Seeded({"train": Random()}, 0)
-    first, again, other, later = (data["train", *x] for x in ((0, 5), (0, 5), (0, 6), (1, 5)))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-    assert not torch.equal(first, later)
+def test_a_changed_model_is_refused_in_one_line(tmp_path):
+    """It may have the same shapes: another activation, or a part that does not train."""
+    train(1, cwd=tmp_path)
+    frozen = "    model[5].bias.requires_grad_(False)\n"
+    for line, instead, differs in (
+        ("nn.Linear(32 * 4 * 4, 64), nn.ReLU()", "nn.Linear(512, 64), nn.GELU()", "layer 4.1"),
+        ("        nn.Flatten(),\n", "        nn.Flatten(),\n        nn.Identity(),\n", "layer 4"),
+        ("    return model, [model[0]", frozen + "    return model, [model[0]", "parameter 5.bias"),
+        ("torch.optim.SGD(groups, args.lr, momentum=0.9", "torch.optim.Adam(groups", "optimizer"),
+    ):
+        folder = tmp_path / differs
+        folder.mkdir()
+        file = write_mutant(folder, "13", (line, instead))
+        output = output_of(run_ranks(1, file, *FEW, "--checkpoint-dir", RUN, cwd=tmp_path), 1)
+        assert "Traceback" not in output
+        says = rf"(model: )?{differs} was .* where this training began, now .*: keep it, or "
+        assert re.match(says, output.splitlines()[-1]), output
 
 
 @pytest.fixture
@@ -244,30 +224,21 @@ def test_a_folder_of_pictures_augmented_alike_on_any_ranks(pictures, tmp_path):
     output_of(run_ranks(1, LESSON, *few, "--checkpoint-dir", "one", cwd=tmp_path))
     output = output_of(run_ranks(3, LESSON, *few, cwd=tmp_path))
     assert compared(tmp_path / RUN, tmp_path / "one") < 1e-5
-    assert ", accuracy 1.0000\n" in output
+    assert ", accuracy 1\n" in output
 
 
 def test_what_cannot_be_trained_says_so_in_one_line(pictures, tmp_path):
     (pictures / "train" / "red" / "7.png").write_bytes(b"broken")
     few = ("--data", pictures, "--global-batch-size", 60)
     said = refused(*few, cwd=tmp_path, ranks=1)  # of two ranks, the other might also say something
-    assert re.search(r"red/7.png cannot be read: .*Error: cannot identify", said)
-    Image.new("1", (14_000, 14_000)).save(pictures / "train" / "red" / "7.png")
-    assert re.search(r"red/7.png cannot be read: .*Bomb", refused(*few, cwd=tmp_path, ranks=1))
-    for mode in ("I;16", "I", "F"):
-        Image.new(mode, (80, 80)).save(pictures / "train" / "red" / "7.png", "TIFF")
-        said = refused(*few, cwd=tmp_path, ranks=1)
-        assert re.search(rf"red/7.png cannot be read: .* mode {mode} has more than 8 bits", said)
+    assert re.search(r"red/7.png cannot be read: .*Error\(.cannot identify", said)
     assert "red cannot be" not in refused("--data", "nothing", cwd=tmp_path)
-    for part in ("train", "val"):
-        shutil.copytree(pictures / part / "blue", pictures / part / ".ipynb_checkpoints")
-    assert "move .ipynb_checkpoints out of " in refused(*few, cwd=tmp_path)
     (pictures / "val" / "red").rename(pictures / "val" / "grey")
     assert "train and val of " in refused(*few, cwd=tmp_path)
     too_few = refused("--global-batch-size", 2001, cwd=tmp_path)
     assert too_few.startswith("2000 samples to train with, 500 to test: less than a global batch")
     said = refused("--lr", 1e9, "--clip", 1e9, cwd=tmp_path)
-    assert re.match(r"a loss or gradient was (nan|inf) by step \d+$", said)
+    assert re.match(r"a loss or gradient was no number in steps \d+ and on$", said)
 
 
 def test_two_jobs_do_not_mix(tmp_path):

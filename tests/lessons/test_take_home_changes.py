@@ -38,7 +38,8 @@ def write_text(folder, rng):
     return "--data", folder / "text.txt", "--lr", 0.001
 
 
-# Not ours: a file that is opened when the first sample is read, and layers that are not dense.
+# Not ours: a file that is opened when the first sample is read, randomness that is not torch's, and
+# layers that are not dense.
 NUMBERS = """
 class Numbers(Dataset):
     def __len__(self):
@@ -49,7 +50,7 @@ class Numbers(Dataset):
         self.file.seek(index)
         time.sleep(0.002)
         assert self.file.read(1)[0] == index, "this is another sample"
-        image = torch.full((3, 28, 28), float(index))
+        image = torch.full((3, 28, 28), float(index)) + random.random() + np.random.rand()
         image[1, 14, 14] = MIDDLE
         return image, index % 10
 
@@ -74,13 +75,18 @@ def test_data_and_layers_that_are_not_ours(tmp_path):
     ):
         script = script.replace(old, new, 1)
     (tmp_path / "numbers").write_bytes(bytes(range(240)))
-    few = ("--workers", 2, "--global-batch-size", 40, "--checkpoint-dir", "runs")
-    for epochs, middle, status, says in (
-        (1, "index", 0, ": ok$"),
-        (2, "index + 1", 1, "^train was .* where this training began, now "),
-        (2, "__import__('random').random()", 1, "^train: draw what is random from torch"),
+    few = ("--workers", 2, "--global-batch-size", 40, "--checkpoint-dir", "runs", "--clip", "inf")
+    for epochs, instead, status, says in (
+        (1, {"MIDDLE": "index"}, 0, ": ok$"),
+        (2, {"MIDDLE": "index + 1"}, 1, "^train was .* where this training began, now "),
+        (2, {"MIDDLE": "os.urandom(1)[0]"}, 1, "^train: draw random numbers from torch"),
+        (1, {"return Numbers()": "return iter([])"}, 1, "^train is a stream: "),
+        (1, {"losses, torch": "losses.mean(), torch"}, 1, "must begin with the samples$"),
     ):
-        file.write_text(script.replace("MIDDLE", middle))
+        changed = script
+        for old, new in {"MIDDLE": "index", **instead}.items():
+            changed = changed.replace(old, new)
+        file.write_text(changed)
         output = output_of(run_ranks(2, file, epochs, *few, cwd=tmp_path), status)
         assert re.search(says, output, re.M), output
         assert "Traceback" not in output
