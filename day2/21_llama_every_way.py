@@ -205,7 +205,7 @@ def train(grid, batches, device, before, after):
     save(optimizer, after[dist.get_rank()])
     losses = torch.stack(losses) / grid.tensor.size  # which all have the same loss
     dist.all_reduce(losses)  # and from here, all have written their files
-    return losses, report(grid, optimizer, losses)
+    return losses, show(grid, optimizer, losses)
 
 
 def main(device, args):
@@ -443,7 +443,7 @@ def train_alone(batches, device):
     return torch.stack(losses)
 
 
-def by_formula(grid):
+def predict(grid):
     """Return how many numbers this rank should have, and send along each axis."""
     stages, data, context, tensor = grid.sizes
     first, last = grid.down.at == 0, grid.down.at == stages - 1
@@ -461,9 +461,9 @@ def by_formula(grid):
     }
 
 
-def report(grid, optimizer, losses):
-    """Print what ranks have and send in a step. Return if it is as formulas say."""
-    formula = by_formula(grid)
+def show(grid, optimizer, losses):
+    """Print what ranks have and send in a step. Return if it is as predicted."""
+    formula = predict(grid)
     weights = sum(x.numel() for x in optimizer.named.values())
     counted = Counter({"weights": weights, "Adam's": optimizer.numbers[1:].numel()})
     for axis in grid.axes:
