@@ -205,7 +205,7 @@ def train(grid, batches, device, before, after):
     save(optimizer, after[dist.get_rank()])
     losses = torch.stack(losses) / grid.tensor.size  # which all have the same loss
     dist.all_reduce(losses)  # and from here, all have written their files
-    return losses, show(grid, optimizer, losses)
+    return losses, show_layout(grid, optimizer, losses)
 
 
 def main(device, args):
@@ -461,7 +461,7 @@ def predict(grid):
     }
 
 
-def show(grid, optimizer, losses):
+def show_layout(grid, optimizer, losses):
     """Print what ranks have and send in a step. Return if it is as predicted."""
     formula = predict(grid)
     weights = sum(x.numel() for x in optimizer.named.values())
