@@ -30,7 +30,7 @@ class Grid:
         ranks = torch.arange(math.prod(sizes)).view(sizes)
         self.sizes = sizes  # pipeline, data, context, tensor
         # A row of an axis: ranks that differ in this place only. Those of a tensor row
-        # are neighbors, on one node. Stages, which send least, are the furthest apart.
+        # are neighbors, on one node. Stages are the furthest apart.
         self.tensor = Axis("tensor", ranks.flatten(0, 2))
         self.context = Axis("context", ranks.movedim(2, 3).flatten(0, 2))
         stages = ranks.movedim(0, 3).flatten(0, 2)
