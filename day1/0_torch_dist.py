@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 
-def run(rank, world_size, url="env://"):  # at env:// torchrun's ranks meet
+def run(rank, world_size, url="env://"):  # env://: torchrun has set variables
     """Run as one of the processes: the same code in each, told apart by the rank."""
     wait = timedelta(seconds=60)  # at most; the default is half an hour
     dist.init_process_group("gloo", url, rank=rank, world_size=world_size, timeout=wait)
@@ -28,7 +28,7 @@ def run(rank, world_size, url="env://"):  # at env:// torchrun's ranks meet
     # Every rank gives its value, and every rank gets the sum of all. It works in place.
     dist.all_reduce(value, op=dist.ReduceOp.SUM)
 
-    # Lines of several processes arrive in any order, so rank 0 collects and prints.
+    # Their lines would come in any order, so all ranks get all rows, and rank 0 prints.
     rows = [None] * world_size
     dist.all_gather_object(rows, (os.getpid(), value.item()))
     expected = sum(range(world_size))
@@ -64,7 +64,7 @@ if __name__ == "__main__":
     ranks = int(os.environ.get("WORLD_SIZE", args.processes or 4))
     if not 0 < ranks <= 1000 or args.processes not in (None, ranks):
         parser.error("processes must be 1 to 1000, or WORLD_SIZE, which torchrun sets")
-    if "RANK" in os.environ:  # torchrun has started this process, with all variables
+    if "RANK" in os.environ:  # torchrun has started this process, and set where to meet
         run(int(os.environ["RANK"]), ranks)
     else:
         start_processes(ranks)

@@ -44,6 +44,7 @@ PLACES = {
     18: (3, 0.52, "a second\nnode?"),
     19: (4, 1.72, "recom-\nmender"),
     20: (4, 0.52, "Accelerate"),
+    21: (3, 1.72, "all ways\nat once"),
 }
 SAME = {int(x["id"]) for x in COURSE.lessons.values() if x.get("figure") == "chain"}
 
@@ -96,6 +97,10 @@ def course_map():
         connect(10, child, (x, bottom[10]), (x, 2.72), (0.2, 2.72), (0.2, 1.5), (to, 1.5), (to, at))
     below(11, 19, 2.72)
     below(15, 17, 0.3)
+    turn, y = left[18] - 0.13, bottom[17] + height / 2  # up between the columns
+    middle_of_21 = bottom[21] + height / 2
+    begin, end = (left[17] + width, y), (left[21], middle_of_21)
+    connect(17, 21, begin, (turn, y), (turn, middle_of_21), end)
     if wrong := drawn ^ take_parents():
         words = "in course_map alone, or in the Builds on of a script alone"
         sys.exit(f"course_map: arrows, (from, to), that are {words}: {sorted(wrong)}")

@@ -208,6 +208,28 @@ def mesh():
     return axes
 
 
+def grid():
+    """Eight ranks as a grid: a stage in each node, in it two context ranks of two tensor ranks."""
+    axes = sheet(6.0)
+    for stage, x in ((0, 0.1), (1, 4.4)):
+        box(axes, x, 1.1, 3.4, 3.9, color="white", ec=LINE)
+        say(axes, x + 1.7, 5.35, f"node {stage}: stage {stage}", SIZE, weight="bold")
+        for context, y in ((0, 3.45), (1, 1.4)):
+            for tensor, left in ((0, x + 0.2), (1, x + 2.0)):
+                rank = 4 * stage + 2 * context + tensor
+                box(axes, left, y, 1.2, 1.2, f"rank {rank}", RANKS[2 * context + tensor])
+            arrow(axes, (x + 1.42, y + 0.6), (x + 1.98, y + 0.6), SENT, "<|-|>", lw=6)
+        for left in (x + 0.8, x + 2.6):
+            arrow(axes, (left, 2.62), (left, 3.43), SENT, "<|-|>", lw=4)
+        say(axes, x + 1.7, 3.02, "context, data", SMALL)
+        say(axes, x + 1.7, 4.82, "tensor", SMALL)
+    for y in (4.05, 2.0):
+        arrow(axes, (3.52, y), (4.38, y), SENT, "<|-|>", lw=2)
+    say(axes, 3.95, 0.75, "pipeline: from a rank to the same place in the other node", SMALL)
+    say(axes, 3.95, 0.3, "the thicker, the more is sent", SMALL, GREY)
+    return axes
+
+
 def gather_scatter():
     """The two collectives of FSDP: all-gather before a layer, reduce-scatter after it."""
     axes = sheet(5.2)
