@@ -113,7 +113,6 @@ WRONG = [
 ]
 
 
-@pytest.mark.clock  # for the second of those that say not finished
 @pytest.mark.parametrize(("exercise_id", "right", "instead", "message"), WRONG)
 def test_a_wrong_solution_gets_a_plain_line(exercise_id, right, instead, message, tmp_path):
     text = file_of(exercise_id, solution=True).read_text()
@@ -218,7 +217,6 @@ def test_a_wrong_argument_gets_one_sentence(arguments, says):
     assert check(ROOT, *arguments) == (2, f"{says}\n")
 
 
-@pytest.mark.clock
 @pytest.mark.parametrize("number", [signal.SIGINT, full(signal.SIGTERM), full(signal.SIGKILL)])
 def test_a_check_that_is_stopped_leaves_no_process_and_a_whole_record(number, course):
     """Ctrl-C, which the terminal sends to all in the foreground, the end of a session, kill -9."""

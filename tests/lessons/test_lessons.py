@@ -87,10 +87,7 @@ def losses_alone(tmp_path_factory):
 
 
 @pytest.mark.short
-@pytest.mark.parametrize(
-    "lesson_id",  # 18 predicts times
-    [pytest.param(x, marks=[pytest.mark.clock] * (x == "18")) for x in LESSONS],
-)
+@pytest.mark.parametrize("lesson_id", LESSONS)
 def test_a_lesson_prints_what_its_page_shows(lesson_id, tmp_path, tmp_path_factory):
     case = CASES[lesson_id]
     arguments = arguments_of(lesson_id, tmp_path_factory, ranks=case.ranks, folder=tmp_path)

@@ -244,7 +244,6 @@ def test_each_rank_takes_its_gpu(seen, patched_script, monkeypatch):
         assert init.call_args.kwargs["timeout"].total_seconds() >= 60
 
 
-@pytest.mark.clock
 @FULL
 @pytest.mark.parametrize("last", ["12", "15"])
 def test_killed_it_resumes_as_if_nothing_had_been(last, patched_script, stream, tmp_path):
