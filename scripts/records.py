@@ -147,7 +147,7 @@ def kinds_of_lines(output):
 
     Numbers, devices and choices are masked. What torchrun logs when it restarts a job is left out.
     """
-    text = re.sub(r"\d[\d.,+]*(e[+-]\d+)?%?", "#", output.rpartition("=> ")[0])
+    text = re.sub(r"\d[\d.,+]*(e[+-]\d+,?)?%?", "#", output.rpartition("=> ")[0])
     text = re.sub(r"\b(cpu|cuda|xpu)(:#)?", "DEVICE", text)
     text = re.sub(r"\b(gloo|nccl|xccl)\b", "BACKEND", text)
     text = re.sub(r"\b(linear|sqrt)\b", "RULE", text)

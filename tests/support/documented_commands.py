@@ -21,7 +21,7 @@ from torch.distributed.run import get_args_parser
 
 # What a reader has written, or a copy of a lesson.
 OWN = {"train.py", "hang.py", "runs/silent.py", "runs/all_threads.py", "job.sh", "sweep.sh"}
-OWN.add("runs/libraries.py")
+OWN |= {"runs/libraries.py", "runs/memory.py"}
 # What a command may be given in the environment.
 VARIABLES = {"CUDA_VISIBLE_DEVICES", "DIST_TIMEOUT", "GLOO_SOCKET_IFNAME", "LOCAL_RANK"}
 VARIABLES |= {"MASTER_ADDR", "MASTER_PORT", "NCCL_DEBUG", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS"}
