@@ -85,7 +85,7 @@ def test_a_stopped_rank_is_seen_by_the_timeout(name, begun, what, tmp_path):
 # What a data worker does before it reads: it waits; it dies.
 ASLEEP, DEAD = "time.sleep(600)", "os._exit(3)"
 READS = {
-    "11": "        begin = chunk * self.chunk_size\n",
+    "11": "        chunks, batches = self.share(workers)\n",
     "13": "        seed_all(self.seed, epoch, index)\n",
 }
 TOO_LATE = r"RuntimeError: DataLoader timed out after 6(.0)? seconds$"
