@@ -26,6 +26,7 @@ import subprocess
 import sys
 import time
 import traceback
+import warnings
 import zlib
 from contextlib import nullcontext, suppress
 from datetime import timedelta
@@ -674,6 +675,7 @@ def name_rank():
 
 def run(args):
     """Run as one rank: join the process group, call main, leave. Return the status."""
+    warnings.filterwarnings("ignore", "TypedStorage")  # torch 2.6 about itself
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this node
     device, backend = choose_device(int(os.environ["LOCAL_RANK"]), ranks_here)
     gpu = None if backend == "gloo" else device  # with it, NCCL connects now
