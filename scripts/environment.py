@@ -1,15 +1,13 @@
 """Start Python in an environment that has all of requirements.txt. Needs the standard library only.
 
 Usage: PYTHON environment.py [--tests] [--torch VERSION] -- ARGUMENTS_OF_PYTHON
+       PYTHON environment.py --which      only print which Python has the lessons' packages
 
 1. If PYTHON's environment has everything, it's used as it is.
 2. Otherwise .venv is made beside the README. If PYTHON has torch (a site module, conda), .venv sees
    its packages, and torch and torchvision stay at the site's versions. If not, installer.py chooses
    PyTorch's build for this machine or, if TORCH_INDEX is set, takes torch from that index.
 With --torch, .venv-torch-VERSION has that torch, whatever the site has.
-
-The first line of .venv/made-from is the Python it was made from, which the launcher compares. The
-other lines are the site's packages that stay, such as torch==2.6.0.
 """
 
 import argparse
@@ -26,6 +24,8 @@ from catalog import ROOT, is_older, read_requirements
 
 # The constraints of an installation. The file is there while it goes on, or if it was interrupted.
 UNFINISHED = "unfinished.txt"
+# Written last into a new environment: the folders of a site's packages that it sees, if any.
+SITE = "lib/python3*/site-packages/active-environment.pth"
 
 
 def version_of(name):
@@ -36,10 +36,19 @@ def version_of(name):
         return ""
 
 
-def make(venv, made_from):
-    """Make an environment. If a site's torch stays, it sees the packages of the active one."""
-    kept = " and ".join(made_from[1:])
-    print(f"Making {venv.name}.{kept and f' It keeps the active {kept}.'}", flush=True)
+def site_of(venv):
+    """Return the folders of a site's packages that venv sees; None if it is half made, or not ours."""
+    file = next(venv.glob(SITE), None)
+    return file and file.read_text().splitlines()
+
+
+def active_packages():
+    """Return the folders of this environment's packages, as a new one would see them."""
+    return [folder for folder in sys.path if folder.endswith("-packages")]
+
+
+def make(venv, site):
+    """Make an environment that sees the packages in the folders site."""
     command = [sys.executable, "-m", "venv", "--clear", venv]
     if not importlib.util.find_spec("ensurepip") and shutil.which("uv"):
         command.append("--without-pip")  # Debian without python3-venv
@@ -47,11 +56,8 @@ def make(venv, made_from):
         todo = "Activate an environment that has them, or copy the course to a folder of your own."
         why = f"{venv} cannot be made: the line above says why"
         sys.exit(f"Packages of requirements.txt are missing, and {why}. {todo}")
-    if kept:
-        seen = [folder for folder in sys.path if folder.endswith("-packages")]
-        [packages] = venv.glob("lib/python3*/site-packages")
-        (packages / "active-environment.pth").write_text("\n".join([*seen, ""]))
-    (venv / "made-from").write_text("\n".join([*made_from, ""]))
+    [packages] = venv.glob("lib/python3*/site-packages")
+    (packages / Path(SITE).name).write_text("\n".join([*site, ""]))
 
 
 def install(needed, lacking, kept):
@@ -72,8 +78,7 @@ def install(needed, lacking, kept):
 
 def choose_environment(venv, needed, own_torch):
     """Return if this environment has what is needed; otherwise start again in one that does."""
-    file = venv / "made-from"  # not in one that is half made, or not ours
-    made_from = file.read_text().splitlines() if file.exists() else []
+    site = site_of(venv)
     inside = venv.exists() and venv.samefile(sys.prefix)
     unfinished = inside and (venv / UNFINISHED).exists()
     if unfinished:
@@ -83,9 +88,9 @@ def choose_environment(venv, needed, own_torch):
     if unfinished:
         lacking = lacking or ["what others need"]
     kept = []
-    if there["torch"] and not own_torch:
+    if there["torch"] and not own_torch and (site or not inside):
         kept = [f"{name}=={there[name]}" for name in ("torch", "torchvision") if there[name]]
-    if kept and not inside and "torch" in lacking:
+    if kept and "torch" in lacking:
         todo = "Load a newer module, or leave this environment: deactivate"
         oldest = needed["torch"].strip(">=")
         here = f"this environment has {there['torch']}"
@@ -93,26 +98,34 @@ def choose_environment(venv, needed, own_torch):
     if not lacking and (inside or not own_torch):
         return
     if inside:
-        install(needed, lacking, made_from[1:])
+        install(needed, lacking, kept)
         return
-    wanted = [f"{sys.prefix} {sys.version}", *kept]
-    if made_from and made_from != wanted:
-        text = f"{venv} was made for an environment that is not active now: {', '.join(made_from)}"
+    wanted = active_packages() if kept else []
+    if site is None:
+        stays = " and ".join(kept)
+        print(f"Making {venv.name}.{stays and f' It keeps the active {stays}.'}", flush=True)
+        make(venv, wanted)
+    elif site != wanted:
+        text = f"{venv} was made for an environment that is not active now: "
+        text += ", ".join(site) or "one without torch"
         todo = f"Activate that environment first, for example with module load, or delete {venv}."
         sys.exit(f"{text}. {todo}")
-    if not made_from:
-        make(venv, wanted)
     python = str(venv / "bin" / "python")  # which then installs the rest
     os.execv(python, [python, *sys.argv])
 
 
 def main():
-    separator = sys.argv.index("--")
     parser = argparse.ArgumentParser()
     parser.add_argument("--tests", action="store_true")
     parser.add_argument("--torch")
-    options = parser.parse_args(sys.argv[1:separator])
+    parser.add_argument("--which", action="store_true")
+    parser.add_argument("arguments", nargs="*")
+    options = parser.parse_args()
     venv = ROOT / ".venv"
+    if options.which:
+        own = version_of("torch") and site_of(venv) != active_packages()
+        print(sys.executable if own else venv / "bin" / "python")
+        return
     needed = read_requirements("requirements.txt")
     if options.tests:
         needed |= read_requirements("tests/requirements.txt")
@@ -120,7 +133,7 @@ def main():
         venv = ROOT / f".venv-torch-{options.torch}"
         needed["torch"] = f"=={options.torch}"
     choose_environment(venv, needed, own_torch=options.torch)
-    os.execv(sys.executable, [sys.executable, *sys.argv[separator + 1 :]])
+    os.execv(sys.executable, [sys.executable, *options.arguments])
 
 
 if __name__ == "__main__":

@@ -8,8 +8,7 @@
 #   All other options go to scripts/multinode_setup_and_run.sh, such as --torchrun.
 #   Options of sbatch override the lines #SBATCH: sbatch --nodes 4 scripts/sbatch_run.sh
 #
-# What the job prints, errors too, goes to logs/slurm-JOB.out, in the folder where you call sbatch. How busy the
-# nodes are goes to logs/cpu-JOB*.out and logs/gpu-JOB*.out, one file for each node.
+# What the job prints, errors too, goes to logs/slurm-JOB.out, in the folder where you call sbatch.
 #
 # Shortly before the time limit Slurm warns this script, which warns the ranks. If the lesson then
 # saves its state and stops, as lessons 12 and 13 do, the job goes back into the queue, and resumes when
@@ -149,9 +148,9 @@ if [[ $1 == --doctor ]]; then
 fi
 # At the time limit, by scancel, and before it starts the job again, Slurm sends TERM to all.
 trap 'signaled=1; ending=1; say "Slurm stops this job"' TERM
-say "start: multinode_setup_and_run.sh --monitor ${*:-13}"
+say "start: multinode_setup_and_run.sh ${*:-13}"
 # In the background: while bash waits for a command in the foreground, it does not run traps.
-"$scripts/multinode_setup_and_run.sh" --monitor "${@:-13}" &
+"$scripts/multinode_setup_and_run.sh" "${@:-13}" &
 launcher=$!
 [[ -z $warned ]] || keep_warning &
 while [[ $signaled ]]; do # once more if a signal has ended the wait, not the launcher

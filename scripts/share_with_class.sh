@@ -42,13 +42,12 @@ fi
 git -C "$course" bundle create --quiet "$shared/course.bundle" HEAD --branches
 "${PYTHON:-python3}" "$course/scripts/environment.py" -- -c ''
 
-python=$course/.venv/bin/python
+python=$("${PYTHON:-python3}" "$course/scripts/environment.py" --which)
 activate="source $(printf %q "$course/.venv/bin/activate")"
-if [[ -x $python ]]; then
+if [[ $python == "$course"/* ]]; then
   # Nobody else can write what Python compiles. A package may have templates, which it can't.
   "$python" -m compileall -q "$course/.venv" >/dev/null || true
 else # a module has everything
-  python=$(command -v "${PYTHON:-python3}")
   activate="module load <as you did>"
 fi
 torch=$("$python" -c 'import os, torch; print(os.path.dirname(torch.__file__))')

@@ -8,8 +8,6 @@ Usage: scripts/multinode_setup_and_run.sh [option]... FILE [argument of FILE]...
   --torchrun     on each node one torchrun starts the ranks, instead of srun
   --max-restarts N  the same, and when a rank fails, all start again, at most N times; what the
                  ranks print on stderr goes to runs/torchrun/
-  --monitor      write how busy each node is to logs/cpu-*.out and logs/gpu-*.out (with vmstat
-                 and nvidia-smi, rocm-smi or xpu-smi)
   --dry-run      print what would be started
 
 Inside an allocation:
@@ -76,7 +74,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--local", type=nodes_and_ranks)
     parser.add_argument("--max-restarts", type=int)
     # The last two: what the launcher lets srun start, a task, and what tells it about a node.
-    for flag in ("--torchrun", "--monitor", "--dry-run", "--as-task", "--as-probe"):
+    for flag in ("--torchrun", "--dry-run", "--as-task", "--as-probe"):
         parser.add_argument(flag, action="store_true")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options, unknown = parser.parse_known_args(words)

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 
 from launcher.failures import as_a_shell, ending, write_stderr
 from launcher.gpus import own_gpu_only
-from launcher.monitor import watched
 from launcher.rendezvous import address_and_interface, interface_variables
 from launcher.srun_options import count_gpus, expand
 
@@ -38,12 +37,10 @@ def run(options: Namespace) -> int:
     # At Ctrl-C, the rank may say something. This process would only add a traceback.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    log = f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}-{node}"
-    with watched([log] if options.monitor and variables["LOCAL_RANK"] == "0" else []):
-        # If Slurm tracks processes with control groups, it signals only those that it has
-        # started itself, such as this one. And the rank may have something to save.
-        process, forwarded = start_and_forward_signals(command, [signal.SIGTERM])
-        status = process.wait()
+    # If Slurm tracks processes with control groups, it signals only those that it has started
+    # itself, such as this one. And the rank may have something to save.
+    process, forwarded = start_and_forward_signals(command, [signal.SIGTERM])
+    status = process.wait()
     if status and not forwarded:
         who = "torchrun" if options.torchrun else f"rank {variables['RANK']}"
         write_stderr(f"launcher: {time.time():.6f} {who} on {node} ended with {ending(status)}\n")

@@ -13,7 +13,6 @@ from argparse import Namespace
 from launcher import forks
 from launcher.failures import FailureReport, as_a_shell, ending, forward, write_stderr
 from launcher.gpus import find_gpus, share_gpus
-from launcher.monitor import watched
 from launcher.rank import threads, torchrun_command
 from launcher.rendezvous import interface_variables, reserve_port
 from processes import Group, end_on_signals
@@ -40,9 +39,8 @@ def run(options: Namespace) -> int:
     if options.dry_run:
         print(" ".join(map(shlex.quote, [python, "-u", *options.command])))
         return 0
-    logs = [f"local-{port}-simulated-node-{node}" for node in range(nodes)]
     end_on_signals(signal.SIGINT)  # or each rank would be sent it, and print a traceback
-    with watched(logs if options.monitor else []), Group(GRACE) as group:
+    with Group(GRACE) as group:
         if options.torchrun:
             here, ranks = "127.0.0.1", {}
             for node in range(nodes):

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.run import ROOT, copy_tree, full, losses, proof_of, require_programs, wait_for
+from support.run import ROOT, copy_tree, full, losses, proof_of, wait_for
 from support.slurm_cluster import bring_up
 
 SCRIPT = ROOT / "scripts" / "sbatch_run.sh"
@@ -47,7 +47,6 @@ class BatchJob:
 
 def test_the_lines_of_the_script_as_they_are(slurm, tmp_path):
     """From a folder that is not the course's. The log names each step."""
-    require_programs("vmstat")
     folder = tmp_path / "with space"
     folder.mkdir()
     (folder / "show.py").write_text('import os, sys\nos.write(1, f"{sys.argv[1:]}\\n".encode())\n')
@@ -56,12 +55,10 @@ def test_the_lines_of_the_script_as_they_are(slurm, tmp_path):
     steps = re.findall(r"^== \d{4}-\d\d-\d\d \d\d:\d\d:\d\d (.*)$", job.log(), re.M)
     assert steps[0] == f"job {job.number}, start 1, nodes node[1-2]"
     assert steps[1].startswith("environment: ")
-    assert steps[2] == "start: multinode_setup_and_run.sh --monitor show.py a b"
+    assert steps[2] == "start: multinode_setup_and_run.sh show.py a b"
     assert steps[3:] == ["the job ends with exit status 0"]
     assert "\neach rank: 32 CPUs, " in job.log()
     assert job.log().count("['a b']\n") == 8
-    monitors = [file.name.partition("-node")[2] for file in folder.glob("logs/cpu-*.out")]
-    assert sorted(monitors) == ["1.out", "2.out"]
 
 
 @pytest.mark.full
@@ -69,7 +66,7 @@ def test_as_shipped_the_doctor_looks_first_and_then_it_trains_lesson_13(slurm, t
     job = BatchJob(slurm, "--ntasks-per-node", 1, SCRIPT, "--doctor", cwd=tmp_path)
     job.wait_for("^ranks: 2, device: cpu, backend: gloo$")
     job.run("scancel", job.number)
-    doctor, _ = job.log().split(" start: multinode_setup_and_run.sh --monitor 13\n")
+    doctor, _ = job.log().split(" start: multinode_setup_and_run.sh 13\n")
     assert "ok " in doctor.partition(" doctor\n")[2]
     assert job.wait() == "CANCELLED"
 

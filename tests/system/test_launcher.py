@@ -18,7 +18,6 @@ from support.run import (
     copy_tree,
     launch,
     output_of,
-    require_programs,
     wait_without_trouble,
 )
 from torch.distributed import TCPStore
@@ -132,18 +131,6 @@ def test_a_node_without_python_says_so(tmp_path):
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stderr.startswith("No Python with torch on ")
-
-
-def test_monitor_notes_how_busy_each_node_is(launch_ranks, fake_command, tmp_path):
-    require_programs("vmstat")
-    # There are no GPUs here: something in the place of their maker's tool.
-    fake_command("nvidia-smi", '#!/bin/sh\necho "$@"\nexec sleep 60\n')
-    with launch_ranks("time.sleep(2.5)", "2x2", "--monitor") as job:
-        wait_without_trouble(job)
-    for kind, words in {"cpu": " us sy id ", "gpu": "utilization.gpu"}.items():
-        logs = sorted(tmp_path.glob(f"logs/{kind}-*.out"))
-        assert [log.name[-11:] for log in logs] == ["-node-0.out", "-node-1.out"]
-        assert all(words in log.read_text() for log in logs)
 
 
 def test_the_first_to_fail_is_named_though_others_fail_later(launch_ranks):
