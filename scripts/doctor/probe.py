@@ -2,10 +2,9 @@
 
 Usage: probe.py FILE [--simulated]   doctor.sh has written FILE into this folder
 
-First it prints what it finds on its machine, then how it met the other ranks, then which other
-packages can be imported. A check is [what is fine, what is wrong and what to do, what to do where
-others find a different value]; the last two are "" where that's no fault. No error stops it, since
-the launcher would then stop the other ranks.
+First it prints what it finds on its machine, then how it met the other ranks. A check is [what is
+fine, what is wrong and what to do, what to do where others find a different value]; the last two
+are "" where that's no fault. No error stops it, since the launcher would then stop the other ranks.
 """
 
 import contextlib
@@ -28,7 +27,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the packages beside this one
 
 from catalog import ROOT, is_older, read_requirements
-from launcher import gpus
+from launcher.gpus import has_gpus
 
 SHM = 32 * 2**20  # bytes of /dev/shm for each rank
 SECONDS = 20  # to wait for the other ranks, and again for an all_reduce
@@ -50,54 +49,50 @@ if SIMULATED:
     NODE = f"simulated node {RANK // LOCAL_WORLD_SIZE}"
 
 
-def emit(checks, **facts):
-    """Print checks and facts as a line, in one piece: several ranks may print at the same time."""
-    line = json.dumps({"rank": RANK, "node": NODE, "checks": checks, **facts})
-    sys.stdout.write(line + "\n")
+def emit(**checks):
+    """Print checks as a line, in one piece: several ranks may print at the same time."""
+    sys.stdout.write(json.dumps({"rank": RANK, "node": NODE, "checks": checks}) + "\n")
     sys.stdout.flush()
-
-
-def find_versions(names):
-    """Import packages of requirements.txt. Return a check of each one's version."""
-    checks = {}
-    todo = "Use one environment for all nodes, on a disk they share, with all of requirements.txt"
-    needed = read_requirements()
-    for name in names:
-        try:
-            module = importlib.import_module(name.replace("-", "_"))
-            # torch's own version says more: which CUDA it was built for.
-            torch = name in ("torch", "torchvision")
-            version = module.__version__ if torch else metadata.version(name)
-            old = is_older(version, needed[name])
-            problem = f"too old ({version}, not {needed[name]}). {todo}" if old else ""
-        except Exception as error:  # whatever a broken package raises
-            words = (str(error).strip().splitlines() or [""])[-1]
-            version, problem = "", f"not usable ({type(error).__name__}: {words}). {todo}"
-        checks[name] = [version, problem, todo]
-    return checks
-
-
-# What the rank finds. A function returns what is wrong and what to do, or "".
 
 
 def find_checks(token):
     """Return the checks of this rank's machine, and others that later answers replace."""
-    gpus, backend, wrong = find_gpus()
-    slow = ", slow: there are fewer GPUs than ranks" if gpus and backend == "gloo" else ""
-    checks = {
+    found, backend, wrong = find_gpus()
+    slow = ", slow: there are fewer GPUs than ranks" if found and backend == "gloo" else ""
+    return {
         "CPUs": ["enough for the threads of each rank", check_cpus(), ""],
         "shared files": ["every node sees this folder", check_files(token), ""],
         "data": ["MNIST is on every node", check_data(), ""],
         "/dev/shm": ["enough room on every node", check_shm(), ""],
         "Python": [platform.python_version(), "", "Use one environment for all nodes"],
-        **find_versions(["torch"]),
-        "GPUs": ["", wrong, ""],
+        **check_packages(),
+        "GPUs": [f"{found} on a node" if found else "none, the ranks use the CPU", wrong, ""],
         "backend": [backend + slow, "", "Ask for as many GPUs on each node"],
         "rendezvous": ["", "a rank there said nothing more", ""],
         "all_reduce": ["", "a rank there said nothing more", ""],
     }
-    busy = os.getloadavg()[0] > os.cpu_count() / 2  # on average, in the last minute
-    return {"checks": checks, "gpus": gpus, "local_rank": LOCAL_RANK, "busy": busy}
+
+
+# What the rank finds. Most functions return what is wrong and what to do, or "".
+
+
+def check_packages():
+    """Return a check of each package's version. Only torch is imported, which takes long enough."""
+    checks = {}
+    todo = "Use one environment for all nodes, on a disk they share, with all of requirements.txt"
+    for name, oldest in read_requirements().items():
+        version = problem = ""
+        try:
+            version = metadata.version(name)
+            if name == "torch":
+                importlib.import_module(name)
+            if is_older(version, oldest):
+                problem = f"too old ({version}, not {oldest}). {todo}"
+        except Exception as error:  # whatever a broken package raises
+            words = (str(error).strip().splitlines() or [""])[-1]
+            problem = f"not usable ({type(error).__name__}: {words}). {todo}"
+        checks[name] = [version, problem, todo]
+    return checks
 
 
 def check_cpus():
@@ -143,27 +138,21 @@ def check_shm():
 
 
 def find_gpus():
-    """Return the ids of the GPUs that torch sees, the lessons' backend, and what is wrong."""
-    ids, backend = [], ""
+    """Return how many GPUs torch sees, the lessons' backend, and what is wrong."""
+    count, backend, wrong = 0, "", ""
     with contextlib.suppress(Exception):  # a torch that is missing or too old is named anyway
         import torch
 
         backend = choose_device()[1]
-        _, names = gpus.name_gpus(torch)
-        if names:  # a mask may call different GPUs the same
-            kind = torch.accelerator.current_accelerator().type
-            properties = torch.get_device_module(kind).get_device_properties
-            ids = [str(getattr(properties(i), "uuid", name)) for i, name in enumerate(names)]
-        if ids or not gpus.has_gpus():
-            return ids, backend, ""
-        if not any(getattr(torch.version, kind, None) for kind in ("cuda", "hip", "xpu")):
-            todo = "Install those for GPUs: https://pytorch.org/get-started/locally/"
-            wrong = f"torch {torch.__version__} is for CPUs only, but there are GPUs. {todo}"
-        else:
+        count = torch.accelerator.device_count()
+        built = any(getattr(torch.version, kind, None) for kind in ("cuda", "hip", "xpu"))
+        if not count and has_gpus() and built:
             todo = "Ask for them: --gpus-per-node. If you did, see nvidia-smi: is its driver old?"
             wrong = f"torch sees no GPU, though there are some. {todo} and day2/SITES.md"
-        return ids, backend, wrong
-    return ids, backend, ""
+        elif not count and has_gpus():
+            todo = "Install those for GPUs: https://pytorch.org/get-started/locally/"
+            wrong = f"torch {torch.__version__} is for CPUs only, but there are GPUs. {todo}"
+    return count, backend, wrong
 
 
 def choose_device():
@@ -193,7 +182,7 @@ def meet():
         store.set(f"rank {RANK}", "here")
         if RANK == 0:
             store.wait([f"rank {rank}" for rank in range(WORLD_SIZE)], timeout)
-        emit({step: [f"{WORLD_SIZE} ranks have met", "", ""]})
+        emit(rendezvous=[f"{WORLD_SIZE} ranks have met", "", ""])
         # The ranks choose new ports for it.
         step, todo = "all_reduce", "Open all ports between the nodes, or set GLOO_SOCKET_IFNAME"
         own = None if backend == "gloo" else device
@@ -207,11 +196,11 @@ def meet():
         dist.all_reduce(tensor)
         tensor[0].item()  # waits until a GPU is done
         speed = NUMBERS * 4 / (time.perf_counter() - begin) / 1e6
-        emit({step: [f"4 MB at {speed:,.0f} MB/s, {backend}, {device.type}", "", ""]})
+        emit(all_reduce=[f"4 MB at {speed:,.0f} MB/s, {backend}, {device.type}", "", ""])
         time.sleep(0.2)  # others may not be done yet
     except Exception as error:  # whatever torch raises
         words = str(error).strip().partition("\n")[0].rstrip(".")
-        emit({step: ["", f"{words}. {where}. {todo}", ""]})
+        emit(**{step: ["", f"{words}. {where}. {todo}", ""]})
 
 
 if __name__ == "__main__":
@@ -219,6 +208,4 @@ if __name__ == "__main__":
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what goes wrong is raised, too
     emit(**find_checks(sys.argv[1]))
     meet()
-    if LOCAL_RANK == 0:  # imports take long, so one rank of a node does these
-        emit(find_versions(read_requirements()), done=True)
     os._exit(0)  # without waiting for the threads of a process group

@@ -49,22 +49,6 @@ def check(name, ranks):
     return value, ""
 
 
-def check_gpus(ranks):
-    """Return how many GPUs there are, and whether each rank can have a different one."""
-    counts = []
-    for group in grouped(ranks, lambda rank: rank["node"]).values():
-        gpus = {gpu for rank in group for gpu in rank["gpus"]}
-        used = {r["gpus"][r["local_rank"] % len(r["gpus"])] for r in group if r["gpus"]}
-        if len(used) < min(len(group), len(gpus)):
-            who = f"ranks {join_names(rank['rank'] for rank in group)} {on_nodes(group)}"
-            todo = "Let each see them all: --gpus-per-node alone"
-            return "", f"{who} use only {join_names(used)}. {todo}"
-        counts.append(str(len(gpus)))
-    if not any(rank["gpus"] for rank in ranks):
-        return "none, the ranks use the CPU", ""
-    return f"{', '.join(counts)} on the nodes", ""
-
-
 def read_lines(lines):
     """Return how many ranks there are, as the launcher says it first, and what each has found.
 
@@ -75,7 +59,7 @@ def read_lines(lines):
         if line.startswith('{"rank": '):
             found = json.loads(line)
             known = ranks.setdefault(found["rank"], found)
-            known |= found | {"checks": known["checks"] | found["checks"]}
+            known["checks"] |= found["checks"]
             continue
         print(line, end="", flush=True)
         said = re.match(r"nodes: .*, in all: (\d+)$", line)
@@ -96,8 +80,6 @@ def make_table(total, ranks):
     for name in dict.fromkeys(name for rank in ranks for name in rank["checks"]):
         if AFTER.get(name) in {None, *passed}:
             fine, problem = check(name, ranks)
-            if name == "GPUs" and not problem:
-                fine, problem = check_gpus(ranks)
             table.append((name, fine, problem))
             if not problem:
                 passed.add(name)
@@ -111,14 +93,6 @@ def main():
     table = make_table(total, ranks)
     for name, fine, problem in table:
         print(f"FAIL {name}: {problem}" if problem else f"ok   {name}: {fine}")
-    busy = [rank for rank in ranks if rank["busy"]]
-    if busy:
-        what = "more than half of the cores were busy in the last minute"
-        print(f"note CPUs: {on_nodes(busy)} {what}. Lessons run, but what they measure will vary")
-    done = {rank["node"] for rank in ranks if "done" in rank}
-    slow = [rank for rank in ranks if rank["node"] not in done]
-    if slow:
-        print(f"note packages: {on_nodes(slow)} there was no time to import the others")
     failed = sum(bool(problem) for _, _, problem in table)
     if failed:
         print(f"=> not ready: {failed} of {len(table)} checks failed")

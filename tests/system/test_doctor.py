@@ -10,7 +10,7 @@ import pytest
 import torch
 from catalog import read_requirements
 from doctor import probe, table
-from support.run import ROOT, copy_tree, run, skip_or_fail_in_ci
+from support.run import ROOT, copy_tree, run
 
 DOCTOR = ROOT / "scripts" / "doctor.sh"
 
@@ -22,15 +22,8 @@ def diagnose(*arguments, cwd, command=DOCTOR, env=None):
     return status, output, dict(re.findall(r"^FAIL (.*?): (.*)$", output, re.M))
 
 
-def expect_packages(output):
-    """A busy machine may leave it no time to look at the packages, and it says so."""
-    if "there was no time to import" in output:
-        skip_or_fail_in_ci("the machine is too busy for the doctor")
-
-
 def test_all_is_well_on_simulated_nodes(tmp_path):
     status, output, problems = diagnose("--local", "2x2", cwd=tmp_path)
-    expect_packages(output)
     assert (status, problems) == (0, {}), output
     names = re.findall(r"^ok   (.*?): ", output, re.M)
     assert {"rendezvous", "all_reduce", *read_requirements()} <= set(names)
@@ -55,7 +48,7 @@ def plant(folder, what):
 
 
 def test_what_is_wrong_is_said_all_at_once(tmp_path):
-    """A package that one node cannot import, no data, and a node that is busy."""
+    """A package that is missing on one node, and no data."""
     home, elsewhere = tmp_path / "my course", tmp_path / "somewhere else"
     for folder in ("scripts", "day2"):
         copy_tree(ROOT / folder, home / folder)
@@ -63,16 +56,15 @@ def test_what_is_wrong_is_said_all_at_once(tmp_path):
     (home / "data").mkdir()
     shutil.copy(ROOT / "data" / "README.md", home / "data")
     elsewhere.mkdir()
-    env = plant(tmp_path, 'sys.modules["h5py"] = None; os.getloadavg = lambda: (99, 0, 0)')
+    what = "import importlib.metadata as m; m.version = lambda name, of=m.version: of(name + hide)"
+    env = plant(tmp_path, what.replace("hide", '"-hidden" * (name == "h5py")'))
     command = home / "scripts" / "doctor.sh"
     status, output, problems = diagnose("--local", "2", cwd=elsewhere, command=command, env=env)
-    expect_packages(output)
     assert status == 1
     assert set(problems) == {"data", "h5py"}, output
     assert re.match(r"on simulated node 1: not usable \(.*\)\. Use one env", problems["h5py"])
     assert "git checkout data/MNIST" in problems["data"]
-    assert "\n=> not ready: 2 of " in output
-    assert re.search(r"^note CPUs: on .*simulated node 1 more than half of ", output, re.M)
+    assert f"\n=> not ready: {len(problems)} of " in output
 
 
 @pytest.mark.full
@@ -97,18 +89,16 @@ def test_a_rank_that_hangs_or_dies_is_named(what, tmp_path):
 
 
 def test_the_exit_status_is_the_verdicts(tmp_path):
-    """A launcher that was stopped has the answers of all ranks: a busy node still imports."""
+    """The launcher may have been stopped: the answers of all ranks are there."""
     lines = ["nodes: node1 node2, ranks on each: 1, in all: 2"]
     lines += [json.dumps(facts_of(rank)) for rank in (0, 1)]
-    lines += [json.dumps({"rank": 0, "node": "node1", "checks": {"h5py": SAME}, "done": True})]
     copy_tree(ROOT / "scripts", tmp_path / "scripts")
     launcher = tmp_path / "scripts" / "multinode_setup_and_run.sh"
     launcher.write_text("#!/bin/sh\ncat <<'END'\n" + "\n".join(lines) + "\nEND\nexit 124\n")
     command = tmp_path / "scripts" / "doctor.sh"
     status, output, problems = diagnose("--local", "2", cwd=tmp_path, command=command)
     assert (status, problems) == (0, {}), output
-    assert "note packages: on node2 there was no time to import the others\n" in output
-    assert output.endswith("=> ready: 6 checks ok, 2 ranks\n")
+    assert output.endswith("=> ready: 5 checks ok, 2 ranks\n")
 
 
 def test_outside_of_an_allocation_it_says_where_to_go(tmp_path):
@@ -132,7 +122,7 @@ def test_a_rank_says_what_is_wrong_with_its_machine(tmp_path, monkeypatch):
     monkeypatch.setattr(probe, "SHM", 2**60)
     assert "MB free. Remove" in probe.check_shm()
 
-    monkeypatch.setattr(probe.gpus, "has_gpus", lambda: True)
+    monkeypatch.setattr(probe, "has_gpus", lambda: True)
     for cuda, words in (("12.6", "torch sees no GPU, though"), (None, "for CPUs only, but there")):
         monkeypatch.setattr(torch.version, "cuda", cuda)
         assert words in probe.find_gpus()[2]
@@ -145,16 +135,8 @@ SAME = ["as it should be", "", "Be as the others"]
 
 def facts_of(number, **changes):
     """Return what a rank of two prints, on a node of its own where all is well."""
-    checks = dict.fromkeys(("torch", "GPUs", "rendezvous", "all_reduce"), SAME)
-    return {
-        "rank": number,
-        "node": f"node{number + 1}",
-        "local_rank": 0,
-        "busy": False,
-        "gpus": [f"GPU-{number}" for number in range(4)],
-        **changes,
-        "checks": checks | changes.get("checks", {}),
-    }
+    checks = dict.fromkeys(("torch", "GPUs", "rendezvous", "all_reduce"), SAME) | changes
+    return {"rank": number, "node": f"node{number + 1}", "checks": checks}
 
 
 def problems_of(*ranks):
@@ -163,10 +145,9 @@ def problems_of(*ranks):
     return {name: problem for name, _, problem in found if problem}
 
 
-ON_NODE_1 = {"node": "node1", "local_rank": 1}
-BAD = {"checks": {"torch": ["", "is too old", ""], "rendezvous": ["", "follows from it", ""]}}
-TIMED_OUT = {"checks": {"rendezvous": ["", "timed out", ""], "all_reduce": ["", "never done", ""]}}
-OTHER = {"checks": {"torch": ["another", "", ""]}}
+BAD = {"torch": ["", "is too old", ""], "rendezvous": ["", "follows from it", ""]}
+OTHER = {"torch": ["another", "", ""]}
+TIMED_OUT = {"rendezvous": ["", "timed out", ""], "all_reduce": ["", "never done", ""]}
 
 
 @pytest.mark.parametrize(
@@ -175,20 +156,11 @@ OTHER = {"checks": {"torch": ["another", "", ""]}}
         ("torch", {}, OTHER, "as it should be on node1; another on node2. Be as the others"),
         ("torch", {}, BAD, "on node2: is too old"),
         ("torch", BAD, BAD, "on node1, node2: is too old"),
-        ("GPUs", {}, {**ON_NODE_1, "local_rank": 0}, "ranks 0, 1 on node1 use only GPU-0. Let ea"),
         # The first rank waits for the others, so it can only say that they never arrived.
-        ("rendezvous", {"checks": {"rendezvous": ["", "!", ""]}}, TIMED_OUT, "on node2: timed out"),
+        ("rendezvous", {"rendezvous": ["", "!", ""]}, TIMED_OUT, "on node2: timed out"),
     ],
 )
 def test_a_check_names_the_node_and_what_to_do(name, first, second, words):
     problems = problems_of(facts_of(0, **first), facts_of(1, **second))
     assert set(problems) == {name}  # and not what follows from it
     assert problems[name].startswith(words)
-
-
-def test_nodes_with_unequal_numbers_of_gpus_are_no_fault():
-    ranks = [facts_of(0, gpus=["a", "b"]), facts_of(1, **ON_NODE_1, gpus=["a", "b"])]
-    ranks.append(facts_of(2, node="node2", gpus=["c"]))
-    assert problems_of(*ranks) == {}
-    assert table.check_gpus(ranks)[0] == "2, 1 on the nodes"
-    assert table.check_gpus([facts_of(0, gpus=[])])[0] == "none, the ranks use the CPU"
