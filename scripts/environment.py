@@ -37,7 +37,7 @@ def version_of(name):
 
 
 def site_of(venv):
-    """Return the folders of a site's packages that venv sees; None if it is half made or not ours."""
+    """Return the folders of a site's packages that venv sees. None: half made, or not ours."""
     file = next(venv.glob(SITE), None)
     return file and file.read_text().splitlines()
 

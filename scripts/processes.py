@@ -10,6 +10,7 @@ It needs only the standard library. All folders beside it and the tests use it.
 import atexit
 import contextlib
 import io
+import math
 import os
 import signal
 import subprocess
@@ -22,32 +23,53 @@ from pathlib import Path
 from typing import NoReturn, Self
 
 TICK = 0.1  # seconds between two looks
-MARK = "COURSE_JOBS"  # the variable with the marks of all groups that a process belongs to
+MARK = "COURSE_JOBS"  # the variable with the marks of all jobs that a process belongs to
 PROC = Path("/proc")
 
-running = set()  # the groups that may have living processes
+running = set()  # the jobs that may have living processes
 
 
-class Group:
-    """Commands that run, with all processes that they have started.
+class Job:
+    """A command that runs with a time limit, with all processes that it has started.
 
-    A process of the group is known by a mark in its environment, which it hands on to all that it
+    A process of the job is known by a mark in its environment, which it hands on to all that it
     starts, so that it is also found in another process group or session, and when its parent has
     ended. On a Mac, which has no /proc, it is known by its process group while the command runs.
 
-    Each command has its own session, so Ctrl-C at the terminal reaches only the process that
-    waits for it. Use the group in a with statement, which passes the Ctrl-C on: whatever ends the
-    statement, ends the group.
+    The command has its own session, so Ctrl-C at the terminal reaches only the process that waits
+    for it. Use the job in a with statement, which passes the Ctrl-C on: whatever ends the
+    statement, ends the job.
 
-    grace      how many seconds the processes get from the first signal to SIGKILL. The launcher
-               and torchrun take 5 to end their ranks
-    settle     how many seconds they may run on after their commands, as Python's helpers do
-    patience   how many times as long, at most, they get if the machine has too much to do
+    process   the Popen object of the command
+    limit     how many seconds the command may take
+    grace     how many seconds the processes get from the first signal to SIGKILL
+    settle    how many seconds they may run on after the command, as Python's helpers do
+    seconds   how many it took; None while it runs
+    stopped   whether it was still running when its limit was over
+    left      the processes that still ran after the end of the command or, if it was stopped,
+              after SIGTERM: a list of their ids and commands. They are killed
     """
 
-    def __init__(self, grace=8, settle=5, patience=10):
-        self._grace, self._settle, self._patience = grace, settle, patience
-        self._started, self._mark = [], uuid.uuid4().hex
+    def __init__(
+        self, command: Iterable, limit: float = math.inf, *, grace=15, settle=10, **options
+    ):
+        """Start a command. The options are those of Popen, but stdin is empty and stdout a pipe."""
+        self.limit, self.grace, self.settle = limit, grace, settle
+        self.seconds, self.stopped, self.left = None, False, []
+        self._mark, self._begin = uuid.uuid4().hex, time.monotonic()
+        self._output, self._errors, self._readers = [], [], []
+        environment = dict(options.pop("env", None) or os.environ)
+        environment[MARK] = f"{os.environ.get(MARK, '')} {self._mark}".strip()
+        options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, **options}
+        words = [str(word) for word in command]
+        running.add(self)  # before it runs: a signal may come at any moment
+        self.process = None
+        self.process = subprocess.Popen(words, env=environment, start_new_session=True, **options)
+        # Threads read the pipes, so that nobody has to wait for them. They never delay the end.
+        for arguments in (self.process.stdout, self._output), (self.process.stderr, self._errors):
+            if arguments[0]:
+                self._readers.append(threading.Thread(target=read, args=arguments, daemon=True))
+                self._readers[-1].start()
 
     def __enter__(self) -> Self:
         return self
@@ -55,92 +77,6 @@ class Group:
     def __exit__(self, kind, error, traceback):
         if self in running:
             self.end(signal.SIGINT if kind is KeyboardInterrupt else signal.SIGTERM)
-
-    def start(self, command: Iterable, **options) -> subprocess.Popen:
-        """Start a command, with the options of Popen; stdin is empty. Return the Popen object."""
-        environment = dict(options.pop("env", None) or os.environ)
-        environment[MARK] = f"{os.environ.get(MARK, '')} {self._mark}".strip()
-        options = {"stdin": subprocess.DEVNULL, **options}
-        running.add(self)  # before it runs: a signal may come at any moment
-        words = [str(word) for word in command]
-        process = subprocess.Popen(words, env=environment, start_new_session=True, **options)
-        self._started.append(process)
-        return process
-
-    def processes(self) -> list[int]:
-        """Return the ids of the group's living processes."""
-        if not PROC.exists():  # to kill(), the id of a process group is negative
-            return [-process.pid for process in self._started if process.poll() is None]
-        found = []
-        for folder in PROC.glob("[0-9]*"):
-            with contextlib.suppress(OSError):  # it has just ended, or is another user's
-                environment = (folder / "environ").read_bytes()  # empty if it has ended
-                if self._mark.encode() in environment:
-                    found.append(int(folder.name))
-        return found
-
-    def end(self, number: int = signal.SIGTERM) -> list[str]:
-        """End the group: send this signal to all of its processes, and SIGKILL after its grace.
-
-        Return those that needed the SIGKILL, a list of their ids and commands.
-        """
-        stubborn = []
-        try:
-            if send(number, self.processes()):
-                stubborn = self._wait_for_none(self._grace)
-        finally:  # immediately, if you do not want to wait and press Ctrl-C again
-            give_up = time.monotonic() + 5  # even this takes a moment, or fails
-            while send(signal.SIGKILL, self.processes()) and time.monotonic() < give_up:
-                time.sleep(TICK)
-        running.discard(self)
-        for process in self._started:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(1)
-        return stubborn
-
-    def settle(self) -> list[str]:
-        """Return the processes that outlive their commands, a list of ids and commands.
-
-        They get a few seconds to end by themselves, and then are killed.
-        """
-        left = self._wait_for_none(self._settle)
-        self.end()
-        return left
-
-    def _wait_for_none(self, seconds: float) -> list[str]:
-        """Wait until no process of the group lives, at most so long. Return those that still do."""
-        # Each process of a machine gets its share: with 20 for 2 cores all takes 10 times as long.
-        busy = min(self._patience, max(1, os.getloadavg()[0] / os.cpu_count()))
-        give_up = time.monotonic() + seconds * busy
-        while self.processes() and time.monotonic() < give_up:
-            time.sleep(TICK)
-        return [named(pid) for pid in self.processes()]
-
-
-class Job(Group):
-    """A command that runs with a time limit, with all processes that it has started.
-
-    process   the Popen object of the command
-    limit     how many seconds the command may take
-    seconds   how many it took; None while it runs
-    stopped   whether it was still running when its limit was over
-    left      the processes that still ran after the end of the command or, if it was stopped,
-              after SIGTERM: a list of their ids and commands. They are killed
-    """
-
-    def __init__(self, command, limit, *, grace=8, settle=5, patience=10, **options):
-        """Start a command. The options are those of Popen, but stdin is empty and stdout a pipe."""
-        super().__init__(grace, settle, patience)
-        self.limit, self.seconds = limit, None
-        self.stopped, self.left = False, []
-        self._output, self._errors, self._readers = [], [], []
-        self._begin = time.monotonic()
-        self.process = self.start(command, **{"stdout": subprocess.PIPE, **options})
-        # Threads read the pipes, so that nobody has to wait for them. They never delay the end.
-        for arguments in (self.process.stdout, self._output), (self.process.stderr, self._errors):
-            if arguments[0]:
-                self._readers.append(threading.Thread(target=read, args=arguments, daemon=True))
-                self._readers[-1].start()
 
     @property
     def status(self) -> int | None:
@@ -178,7 +114,11 @@ class Job(Group):
                 self.process.wait(max(0, min(TICK, time_left)))
             if self.status is not None or time_left <= 0:
                 self.seconds, self.stopped = time.monotonic() - self._begin, self.status is None
-                self.left = self.end() if self.stopped else self.settle()
+                if self.stopped:
+                    self.left = self.end()
+                else:
+                    self.left = self._wait_for_none(self.settle)
+                    self.end(signal.SIGKILL)
             while count < len(self._output):
                 yield self._output[count]
                 count += 1
@@ -189,11 +129,45 @@ class Job(Group):
             pass
         return self.status
 
+    def processes(self) -> list[int]:
+        """Return the ids of the job's living processes."""
+        if not PROC.exists():  # to kill(), the id of a process group is negative
+            return [-self.process.pid] if self.process and self.status is None else []
+        found = []
+        for folder in PROC.glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has just ended, or is another user's
+                environment = (folder / "environ").read_bytes()  # empty if it has ended
+                if self._mark.encode() in environment:
+                    found.append(int(folder.name))
+        return found
+
     def end(self, number: int = signal.SIGTERM) -> list[str]:
-        stubborn = super().end(number)
+        """End the job: send this signal to all of its processes, and SIGKILL after its grace.
+
+        Return those that needed the SIGKILL, a list of their ids and commands.
+        """
+        stubborn = []
+        try:
+            if send(number, self.processes()):
+                stubborn = self._wait_for_none(self.grace)
+        finally:  # immediately, if you do not want to wait and press Ctrl-C again
+            give_up = time.monotonic() + 5  # even this takes a moment, or fails
+            while send(signal.SIGKILL, self.processes()) and time.monotonic() < give_up:
+                time.sleep(TICK)
+        running.discard(self)
+        if self.process:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(1)
         for reader in self._readers:
             reader.join(1)  # no longer: a process that nobody can find may hold the pipe
         return stubborn
+
+    def _wait_for_none(self, seconds: float) -> list[str]:
+        """Wait until no process of the job lives, at most so long. Return those that still do."""
+        give_up = time.monotonic() + seconds
+        while self.processes() and time.monotonic() < give_up:
+            time.sleep(TICK)
+        return [named(pid) for pid in self.processes()]
 
 
 def run(command: Iterable, limit: float, **options) -> Job:
@@ -227,7 +201,7 @@ def send(number: int, pids: list[int]) -> bool:
 
 
 def end_on_signals(*more: int) -> None:
-    """Let every signal that ends this process end its groups. What is ignored stays ignored."""
+    """Let every signal that ends this process end its jobs. What is ignored stays ignored."""
 
     def leave(number, frame):
         sys.exit(128 + number)
@@ -238,7 +212,7 @@ def end_on_signals(*more: int) -> None:
 
 
 def exit_with(main: Callable[[], int | None]) -> NoReturn:
-    """Run a command's main and exit with its status, 130 after Ctrl-C. Its groups end, too."""
+    """Run a command's main and exit with its status, 130 after Ctrl-C. Its jobs end, too."""
     end_on_signals()
     try:
         status = main()
@@ -253,5 +227,5 @@ def exit_with(main: Callable[[], int | None]) -> NoReturn:
 
 @atexit.register
 def end_all():
-    for group in list(running):
-        group.end()
+    for job in list(running):
+        job.end()

@@ -15,7 +15,7 @@ from launcher.failures import FailureReport, as_a_shell, ending, forward, write_
 from launcher.gpus import find_gpus, share_gpus
 from launcher.rank import threads, torchrun_command
 from launcher.rendezvous import interface_variables, reserve_port
-from processes import Group, end_on_signals
+from processes import Job, end_on_signals
 
 GRACE = 5  # seconds from SIGTERM to SIGKILL. What started the launcher waits longer
 
@@ -40,22 +40,22 @@ def run(options: Namespace) -> int:
         print(" ".join(map(shlex.quote, [python, "-u", *options.command])))
         return 0
     end_on_signals(signal.SIGINT)  # or each rank would be sent it, and print a traceback
-    with Group(GRACE) as group:
-        if options.torchrun:
-            here, ranks = "127.0.0.1", {}
-            for node in range(nodes):
-                command = torchrun_command(options, node, nodes, each, here, here, port)
-                ranks[f"torchrun on simulated node {node}"] = command, masks[node]
-            return run_ranks(ranks, group)
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-        os.environ.update(WORLD_SIZE=str(nodes * each), LOCAL_WORLD_SIZE=str(each))
-        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # or rank 0 would open a store itself
-        command, ranks = [sys.executable, "-u", *options.command], {}
-        for rank in range(nodes * each):
-            node, local_rank = divmod(rank, each)
-            own = {**masks[node], "RANK": str(rank), "LOCAL_RANK": str(local_rank)}
-            ranks[f"rank {rank} on simulated node {node}"] = command, own
-        return run_ranks(ranks, group, reserved)
+    ranks = {}
+    if options.torchrun:
+        here = "127.0.0.1"
+        for node in range(nodes):
+            command = torchrun_command(options, node, nodes, each, here, here, port)
+            ranks[f"torchrun on simulated node {node}"] = command, masks[node]
+        return run_ranks(ranks)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    os.environ.update(WORLD_SIZE=str(nodes * each), LOCAL_WORLD_SIZE=str(each))
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # or rank 0 would open a store itself
+    command = [sys.executable, "-u", *options.command]
+    for rank in range(nodes * each):
+        node, local_rank = divmod(rank, each)
+        own = {**masks[node], "RANK": str(rank), "LOCAL_RANK": str(local_rank)}
+        ranks[f"rank {rank} on simulated node {node}"] = command, own
+    return run_ranks(ranks, reserved)
 
 
 def listen(port: str | None) -> socket.socket:
@@ -69,7 +69,6 @@ def listen(port: str | None) -> socket.socket:
 
 def run_ranks(
     ranks: dict[str, tuple[list[str], dict[str, str]]],
-    group: Group,
     listener: socket.socket | None = None,
 ) -> int:
     """Run ranks, {name: (command, its own variables)}; when one fails, stop the others.
@@ -81,17 +80,17 @@ def run_ranks(
     reader.start()
     files = [listener.fileno()] if listener else []
     command = [sys.executable, "-u", forks.__file__, *files]
-    try:
-        process = group.start(command, stdin=subprocess.PIPE, stderr=pipe[1], pass_fds=files)
+    streams = {"stdin": subprocess.PIPE, "stdout": None, "stderr": pipe[1]}
+    with Job(command, grace=GRACE, pass_fds=files, **streams) as job:
         os.close(pipe[1])
-        with process.stdin as stdin:
+        with job.process.stdin as stdin:
             stdin.write(json.dumps(ranks).encode())
-        status = process.wait()
-        for left in [] if status else group.settle():
+        status = job.process.wait()
+        if not status:  # otherwise the others are ended immediately
+            job.wait()
+        for left in job.left:
             write_stderr(f"Left behind by a rank, so killed: process {left}\n")
-    finally:
-        group.end()
-        reader.join(1)  # no longer: a process that nobody can find may hold the pipe
+    reader.join(1)  # no longer: a process that nobody can find may hold the pipe
     if status < 0:
         write_stderr(f"The process that starts the ranks ended with {ending(status)}.\n")
     return report.report_cause() or as_a_shell(status)

@@ -225,19 +225,17 @@ def test_a_check_that_is_stopped_leaves_no_process_and_a_whole_record(number, co
     file = course / EXERCISES["0.1"]["file"]
     file.write_text(text)
     command = [sys.executable, course / "scripts" / "check.py", "0.1"]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with processes.Group() as group:
-        job = group.start(command, **streams)
+    with processes.Job(command, stderr=subprocess.STDOUT) as job:
         ready = wait_for(lambda: len([*file.parent.glob(f"{file.name}.*")]) == 4, 60)
         if number == signal.SIGINT:
-            os.killpg(job.pid, number)
+            os.killpg(job.process.pid, number)
         else:
-            job.send_signal(number)
-        ended = wait_for(lambda: job.poll() is not None and not group.processes(), 15)
+            job.process.send_signal(number)
+        ended = wait_for(lambda: job.status is not None and not job.processes(), 15)
     assert ready
     assert ended
-    assert job.returncode == (-number if number == signal.SIGKILL else 128 + number)
-    assert "Traceback" not in job.communicate()[0]
+    assert job.status == (-number if number == signal.SIGKILL else 128 + number)
+    assert "Traceback" not in job.output
     with (course / "runs" / "exercises.json").open() as record:
         _, output = check(course, "4.1", "--hint")
         assert json.load(record) == {"4.1": {"hints": 1}}  # a new file has taken its place

@@ -49,7 +49,7 @@ child = subprocess.Popen(["sleep", "600"], start_new_session=True{more})
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 os.write(1, f"started {{child.pid}}\\n".encode())
 """
-FAST = {"grace": 1, "settle": 1, "patience": 1}  # seconds, and no more on a busy machine
+FAST = {"grace": 1, "settle": 1}  # seconds
 # What a program begins with that uses the packages of scripts/.
 IMPORT = f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r})\n"
 

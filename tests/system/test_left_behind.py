@@ -62,7 +62,7 @@ def test_without_proc_the_process_group_counts(monkeypatch, tmp_path):
 WAITS = f"""{IMPORT}
 from processes import Job, exit_with
 def main():
-    with Job([sys.executable, "-c", sys.argv[2]], 600, grace=int(sys.argv[1]), patience=1) as job:
+    with Job([sys.executable, "-c", sys.argv[2]], 600, grace=int(sys.argv[1])) as job:
         for line in job.lines():
             print(line, end="", flush=True)
 exit_with(main)

@@ -31,7 +31,7 @@ STAND_INS = {
 def run_stand_ins(tmp_path, monkeypatch, capsys):
     """A function that runs some of them in this process; it returns (exit status, output).
 
-    What they leave has a second to end, also on a busy machine.
+    What they leave has a second to end.
     """
     lessons = []
     for name, (program, _) in STAND_INS.items():
@@ -41,7 +41,7 @@ def run_stand_ins(tmp_path, monkeypatch, capsys):
         lessons.append({**lesson, "nodes": False, "arguments": []})
     monkeypatch.setattr(run_course, "read_lessons", lambda: lessons)
     monkeypatch.chdir(tmp_path)
-    impatient = functools.partial(run_course.run_lesson, limit=4, grace=1, settle=1, patience=1)
+    impatient = functools.partial(run_course.run_lesson, limit=4, grace=1, settle=1)
     monkeypatch.setattr(run_course, "run_lesson", impatient)
 
     def run(*names):
