@@ -13,6 +13,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
+from processes import Job
 from progress import SignOfLife
 
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
@@ -82,27 +83,19 @@ def follow(command, env):
     If not, its last lines are shown.
     """
     others = []
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with (
-        SignOfLife() as life,
-        subprocess.Popen(command, env=env, errors="replace", **streams) as process,
-    ):
-        try:
-            for line in map(str.rstrip, process.stdout):
-                if re.match(SHOWN, line):
-                    print(line[:WIDTH], flush=True)
-                    life.said()
-                else:
-                    others.append(line)
-        except BaseException:  # Ctrl-C, or TERM
-            process.terminate()
-            raise
-    if process.returncode:
+    with SignOfLife() as life, Job(command, env=env, stderr=subprocess.STDOUT) as job:
+        for line in map(str.rstrip, job.lines()):
+            if re.match(SHOWN, line):
+                print(line[:WIDTH], flush=True)
+                life.said()
+            else:
+                others.append(line)
+    if job.status:
         if any("Retrying (" in line for line in others):
             print("Several tries to reach the index have failed.")
         told = [line for line in others if "Retrying (" not in line and "Location" not in line]
         print("\n".join(told[-10:]), flush=True)
-    return process.returncode == 0
+    return job.status == 0
 
 
 def find_uv():

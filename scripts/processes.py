@@ -24,7 +24,6 @@ from typing import NoReturn, Self
 
 TICK = 0.1  # seconds between two looks
 MARK = "COURSE_JOBS"  # the variable with the marks of all jobs that a process belongs to
-PROC = Path("/proc")
 
 running = set()  # the jobs that may have living processes
 
@@ -34,7 +33,7 @@ class Job:
 
     A process of the job is known by a mark in its environment, which it hands on to all that it
     starts, so that it is also found in another process group or session, and when its parent has
-    ended. On a Mac, which has no /proc, it is known by its process group while the command runs.
+    ended.
 
     The command has its own session, so Ctrl-C at the terminal reaches only the process that waits
     for it. Use the job in a with statement, which passes the Ctrl-C on: whatever ends the
@@ -131,10 +130,8 @@ class Job:
 
     def processes(self) -> list[int]:
         """Return the ids of the job's living processes."""
-        if not PROC.exists():  # to kill(), the id of a process group is negative
-            return [-self.process.pid] if self.process and self.status is None else []
         found = []
-        for folder in PROC.glob("[0-9]*"):
+        for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # it has just ended, or is another user's
                 environment = (folder / "environ").read_bytes()  # empty if it has ended
                 if self._mark.encode() in environment:
@@ -185,9 +182,9 @@ def read(pipe, lines):
 
 
 def named(pid: int) -> str:
-    """Return the id of a process and, if there is a /proc, how it was started."""
-    with contextlib.suppress(OSError):
-        words = (PROC / str(pid) / "cmdline").read_text(errors="replace").split("\0")
+    """Return the id of a process, and how it was started."""
+    with contextlib.suppress(OSError):  # it has ended
+        words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
         return f"{pid} {' '.join(words)}".strip()
     return str(pid)
 

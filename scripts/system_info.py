@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 def cores():
     """Return how many logical cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return len(os.sched_getaffinity(0))
 
 
 def gpus():
@@ -19,10 +19,7 @@ def gpus():
     if not count:
         return "no GPU"
     kind = torch.accelerator.current_accelerator().type
-    module = torch.get_device_module(kind)
-    # Apple's GPU has no name.
-    name = module.get_device_name(0) if hasattr(module, "get_device_name") else kind
-    return f"{count} x {name}"
+    return f"{count} x {torch.get_device_module(kind).get_device_name(0)}"
 
 
 def described(*more):

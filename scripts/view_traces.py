@@ -31,45 +31,39 @@ def load(path):
         trace = json.loads(path.read_bytes())
         # Events without the number of a process are the profiler's messages about itself.
         events = [e for e in trace["traceEvents"] if isinstance(e["pid"], int) and e["pid"] >= 0]
-        if any({"ph", "name", "tid"} - e.keys() or e["ts"] != float(e["ts"]) for e in events):
-            events = []
-    except (ValueError, TypeError, KeyError, AttributeError):
-        events = []
-    if not events:
-        sys.exit(f"{path} is damaged or holds no events. Delete it and run the lesson again.")
+    except (ValueError, KeyError):
+        sys.exit(f"{path} is damaged. Delete it and run the lesson again.")
     return trace, events
 
 
 def load_newest(folder):
-    """Return {rank: (path, trace, events)} of the newest job in a folder; exit if there is none."""
+    """Return {rank: (trace, events)} of the newest job in a folder; exit if there is none."""
     names = [re.fullmatch(r"rank(\d+)\.(\d+)\.pt\.trace\.json", x.name) for x in folder.glob("*")]
     names = sorted(filter(None, names), key=lambda name: int(name[2]))  # by time
     if not names:
         advice = "Run a lesson that writes some, such as lesson 5."
         sys.exit(f"There are no traces in {folder}. {advice}")
-    newest = {int(name[1]): folder / name[0] for name in names}
-    trace, _ = load(folder / names[-1][0])
+    newest = {int(name[1]): load(folder / name[0]) for name in names}
+    trace, _ = newest[int(names[-1][1])]
     # An earlier job with more ranks has left traces that do not belong to this one.
     size = trace.get("distributedInfo", {}).get("world_size", max(newest) + 1)
-    if int(names[-1][1]) >= size:
-        sys.exit(f"{folder / names[-1][0]} has been renamed: its job had {size} ranks.")
-    return {rank: (newest[rank], *load(newest[rank])) for rank in sorted(newest) if rank < size}
+    return {rank: newest[rank] for rank in sorted(newest) if rank < size}
 
 
 def merge(traces):
-    """Return the events of {rank: (path, trace, events)} on one time line, in the same format.
+    """Return the events of {rank: (trace, events)} on one time line, in the same format.
 
     Each rank becomes one process. Perfetto shows its name and its number: "rank" and the rank.
     The format is Chrome's Trace Event Format, with times in microseconds. Between nodes, the time
     line is as right as their clocks.
     """
     # Each trace says from which moment on it counts, in nanoseconds.
-    bases = {rank: trace.get("baseTimeNanoseconds", 0) for rank, (_, trace, _) in traces.items()}
+    bases = {rank: trace.get("baseTimeNanoseconds", 0) for rank, (trace, _) in traces.items()}
     shifts = {rank: (base - min(bases.values())) / 1000 for rank, base in bases.items()}
-    start = min(e["ts"] + shifts[rank] for rank, (*_, events) in traces.items() for e in events)
+    start = min(e["ts"] + shifts[rank] for rank, (_, events) in traces.items() for e in events)
     merged = []
     flows = {}
-    for rank, (*_, events) in traces.items():
+    for rank, (_, events) in traces.items():
         merged.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": "rank"}})
         threads = {}
         for e in events:
@@ -128,8 +122,7 @@ def main():
     traces = load_newest(args.folder)
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)  # 0: any free port
     server.traces = json.dumps({"traceEvents": merge(traces)}).encode()
-    for rank, (path, *_) in traces.items():
-        print(f"rank {rank}: {path}")
+    print(f"{len(traces)} ranks: {args.folder}")
     port = server.server_port
     url = f"http://127.0.0.1:{port}/"
     print(f"Open {url} in a browser. Ctrl-C stops this program.", flush=True)

@@ -6,6 +6,7 @@ import re
 import select
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 STDERR = 2
@@ -13,11 +14,6 @@ STDERR = 2
 # started again.
 NO_FAILURE = {os.EX_UNAVAILABLE, os.EX_TEMPFAIL}
 SILENCE = 15  # seconds: srun may wait for a lost node without end
-# What PyTorch says if ranks did not meet in time: rank 0, and the others.
-TIMED_OUT = re.compile(r"Timed out after .* waiting for clients|client socket has timed out")
-APART = """The ranks did not meet in time. If a node was slow to read Python's files, run it \
-again, or wait longer: export DIST_TIMEOUT=300. If not, see scripts/doctor.sh
-"""
 LOST = re.compile(r"srun: error:.*(?:[Ff]ailure|failed) on (?:node )?([^ :]+)")
 TASK_REPORT = re.compile(r"launcher: (\d+\.\d+) (.*)")  # what a task tells the launcher
 
@@ -27,12 +23,11 @@ class FailureReport:
 
     failures     [(seconds, words), ...]: (1700.5, "rank 1 on node2 ended with exit status 3")
     lost         the node that Slurm has lost
-    apart        whether the ranks did not meet in time
     unavailable  whether torchrun has told of a rank that cannot run here: EX_UNAVAILABLE
     """
 
     def __init__(self) -> None:
-        self.failures, self.lost, self.apart, self.unavailable = [], "", False, False
+        self.failures, self.lost, self.unavailable = [], "", False
         self.begin = time.time()
 
     def take(self, line: bytes) -> None:
@@ -48,8 +43,6 @@ class FailureReport:
             self.lost = lost[1]
         elif re.match(rf" *exitcode *: {os.EX_UNAVAILABLE} ", text):  # torchrun itself ends with 1
             self.unavailable = True
-        elif TIMED_OUT.search(text):
-            self.apart = True
 
     def report_cause(self) -> int:
         """Say what failed first, and which node is lost. Return 0, or one of NO_FAILURE.
@@ -68,8 +61,6 @@ class FailureReport:
         if self.lost:
             words = "or cannot reach it. The rest follows from that."
             write_stderr(f"Slurm has lost {self.lost}, {words}\n")
-        elif self.apart:
-            write_stderr(APART)
         return 0
 
     def point_to_logs(self) -> None:
@@ -88,7 +79,12 @@ def write_stderr(text: str | bytes) -> None:
             data = data[os.write(STDERR, data) :]
 
 
-def forward(report, pipe, on_silence=None, silence=SILENCE):
+def forward(
+    report: FailureReport,
+    pipe: int,
+    on_silence: Callable[[], None] | None = None,
+    silence: float = SILENCE,
+) -> None:
     """Give a report all lines of a pipe, the last one even if it is cut off.
 
     on_silence is called once, if after a failure nothing arrives for that many seconds.

@@ -41,15 +41,13 @@ def imports(file: str) -> Iterator[str]:
 
 def end_with_parent(number: int) -> None:
     """Have Linux send this process a signal when its parent ends, however that ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
 def be_rank(file: str, arguments: list[str], variables: dict[str, str]) -> None:
     """Run a file as `python -u` would, in this process."""
     os.environ.update(variables)
-    if sys.platform == "linux":
-        Path("/proc/self/comm").write_text(f"rank {variables['RANK']}")  # its name in ps and top
+    Path("/proc/self/comm").write_text(f"rank {variables['RANK']}")  # its name in ps and top
     del sys.path[:2]  # this file's folder, and scripts/
     run_file(file, arguments)
 

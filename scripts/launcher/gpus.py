@@ -53,7 +53,7 @@ def name_gpus(torch: ModuleType) -> tuple[str, list[str]]:
     """
     count = torch.accelerator.device_count()
     kind = torch.accelerator.current_accelerator().type if count else "cpu"
-    if kind in ("cpu", "mps"):  # the lessons do not use Apple's
+    if kind == "cpu":
         return "", []
     name = mask = "ZE_AFFINITY_MASK" if kind == "xpu" else "CUDA_VISIBLE_DEVICES"
     if torch.version.hip:

@@ -30,10 +30,10 @@ def run(options: Namespace) -> int:
     os.environ.update(variables | interface_variables(interface))
     command = [sys.executable, "-u", *options.command]
     if options.torchrun:
-        names = "RANK", "WORLD_SIZE", "RANKS_PER_NODE"
+        this, nodes = int(variables["RANK"]), int(variables["WORLD_SIZE"])  # a task is a node
         meeting = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-        counts = (int(variables[name]) for name in names)
-        command = torchrun_command(options, *counts, address, *meeting)
+        each = expand(os.environ["RANKS_PER_NODE"])[this]
+        command = torchrun_command(options, this, nodes, each, address, *meeting)
     # At Ctrl-C, the rank may say something. This process would only add a traceback.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -59,7 +59,6 @@ def variables_of_rank(given: Mapping[str, str], torchrun: bool) -> dict[str, str
         "LOCAL_RANK": given["SLURM_LOCALID"],
         "WORLD_SIZE": given["SLURM_STEP_NUM_TASKS"],
         "LOCAL_WORLD_SIZE": str(tasks),
-        "RANKS_PER_NODE": str(ranks),
         "OMP_NUM_THREADS": threads(cpus * tasks // ranks, ranks),
     }
     gpus = count_gpus(given)

@@ -58,7 +58,9 @@ def choose_ranks(gpus: list[int], environment: Mapping[str, str]) -> list[int]:
     return shares
 
 
-def options_of(nodes, ranks, torchrun, environment):
+def options_of(
+    nodes: list[str], ranks: list[int], torchrun: bool, environment: Mapping[str, str]
+) -> tuple[int, list[str]]:
     """Return how many CPUs each rank gets, and the options of srun for these ranks.
 
     nodes      the names of the nodes

@@ -4,7 +4,7 @@ Called by run_course.py. Every number is from a lesson of this run. Nothing is d
 that failed.
 
 A result is a dict: id, idea and figure of the lesson; what run_lesson returns; files, the paths of
-the event files and traces that the lesson wrote.
+the event files that the lesson wrote.
 """
 
 import contextlib
@@ -14,8 +14,6 @@ import time
 from pathlib import Path
 
 import jinja2
-import numpy as np
-from catalog import load
 from loss_curves import losses, thinned
 from markupsafe import Markup, escape
 from matplotlib import style
@@ -24,7 +22,6 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from records import read_values, value
 from runner.run_lesson import summary
 from system_info import described
-from view_traces import load_newest, merge
 
 # Neither too light nor too dark, so that they can be seen on a white page and on a dark one.
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#2f86c9", "#d1690e", "#2b9a66", "#9b6fc9", "#858f9b"
@@ -84,64 +81,22 @@ def curves(axes, results):
     return text
 
 
-# Color and place of what a rank does, in the order of find_work in lesson 5.
-LANES = {"data": (PURPLE, 0), "computing": (BLUE, 0), "communicating": (ORANGE, 0.4)}
-
-
-def timeline(axes, results):
-    """Draw what each rank did in a step in the middle of a lesson's traces."""
-    lesson = load("day1/5_mnist_manual_ddp_profile.py")
-    folder = results[0]["files"][0].parent  # log or log_ddp, before runs
-    events = [x for x in merge(load_newest(folder)) if x["ph"] == "X"]
-    steps = [x for x in events if x["name"].startswith("ProfilerStep")]
-    ranks = sorted({x["pid"] for x in steps})
-    middle = steps[len(steps) // len(ranks) // 2]["name"]
-    step = [x for x in steps if x["name"] == middle]
-    begin, end = min(x["ts"] for x in step), max(x["ts"] + x["dur"] for x in step)
-    axes.figure.set_size_inches(9, 1.4 + 0.5 * len(ranks))
-    for rank in ranks:
-        work = lesson.find_work([x for x in events if x["pid"] == rank], begin, end)
-        seen = lesson.F.adaptive_max_pool1d(work.float(), 700)  # shorter gaps are not seen
-        for flag, kind in zip(seen.numpy(), LANES):
-            color, place = LANES[kind]
-            edges = np.flatnonzero(np.diff(flag, prepend=0, append=0)) * (end - begin) / 700_000
-            bars = [(left, right - left) for left, right in edges.reshape(-1, 2)]
-            label = kind if rank == ranks[0] else None
-            axes.broken_barh(bars, (rank + place, 0.38), color=color, label=label)
-    axes.set(xlabel="milliseconds", xlim=(0, (end - begin) / 1000))
-    axes.set_yticks([rank + 0.4 for rank in ranks], [f"rank {rank}" for rank in ranks])
-    axes.invert_yaxis()
-    axes.grid(visible=False)
-    text = "An early rank waits, which counts as communicating. Gaps: it has no core, or is idle."
-    return f"{text} To zoom in, and for all steps: `python scripts/view_traces.py {folder}`"
-
-
-# What is drawn: the function and the title, by the key figure of course.toml.
-FIGURES = {
-    "chain": (curves, "One training, one process or several"),
-    "rates": (curves, "Loss and learning rate"),
-    "timeline": (timeline, "One step"),
-}
+# The titles of the figures, by the key figure of course.toml.
+TITLES = {"chain": "One training, one process or several", "rates": "Loss and learning rate"}
 
 
 def draw(well):
     """Return the figures of the lessons which ended well and wrote something, a list of dicts."""
-    groups, figures = {}, []
-    for x in well:
-        if x["figure"] and x["files"]:  # each time line is a figure of its own
-            groups.setdefault("chain" if x["figure"] == "chain" else x["id"], []).append(x)
+    figures = []
     with style.context(["default", STYLE]):
-        for sources in groups.values():
-            kind, first = sources[0]["figure"], sources[0]["id"]
-            function, title = FIGURES[kind]
-            if function is timeline:
-                title += f" of {'lesson ' * first.isdigit()}{first}"
-            drawing = Figure()
-            caption = function(drawing.subplots(), sources)
-            drawing.legend(loc="outside upper left", fontsize=9, ncols=3)
-            name = f"{kind}-{first}"
-            svg = svg_of(drawing, name)
-            figures.append({"name": name, "title": title, "caption": caption, "svg": svg})
+        for kind, title in TITLES.items():
+            sources = [x for x in well if x["figure"] == kind and x["files"]]
+            if sources:
+                drawing = Figure()
+                caption = curves(drawing.subplots(), sources)
+                drawing.legend(loc="outside upper left", fontsize=9, ncols=3)
+                svg = svg_of(drawing, kind)
+                figures.append({"name": kind, "title": title, "caption": caption, "svg": svg})
     return figures
 
 

@@ -22,8 +22,6 @@ from progress import SignOfLife
 from runner.run_lesson import lesson_command, run_lesson, summary
 
 REPORT = Path("runs", "report.html")  # where the lessons put their curves
-# Their TensorBoard files, and the traces of lesson 5 and test-profile.
-FILES = ["runs/**/events.out.tfevents.*", "log*/*.pt.trace.json"]
 
 
 def choose(lessons, wanted, parser):
@@ -36,7 +34,8 @@ def choose(lessons, wanted, parser):
 
 
 def files():
-    return {path for pattern in FILES for path in Path().glob(pattern)}
+    """Return the lessons' TensorBoard files."""
+    return set(Path().glob("runs/**/events.out.tfevents.*"))
 
 
 def run_all(lessons):

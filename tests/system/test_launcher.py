@@ -182,9 +182,6 @@ LOST = "Slurm has lost node2, or cannot reach it. The rest follows from that."
         (["srun: error: Node failure on node2"], 0, LOST),
         (["srun: error: Task launch for StepId=7.0 failed on node node2: Bad"], 0, LOST),
         (["  exitcode  : 69 (pid: 71)"], 69, ""),  # torchrun itself ends with 1
-        # Ranks that did not meet: rank 0, and another one.
-        (["Timed out after 61 seconds waiting for clients. 1/2"], 0, "DIST_TIMEOUT=300"),
-        (["The client socket has timed out after 60000ms"], 0, "DIST_TIMEOUT=300"),
         # Two tasks tell the launcher: the earliest counts, whichever came first.
         (["launcher: 2.0 rank 1 ended", "launcher: 1.0 rank 0 hung"], 0, "to fail: rank 0 hung."),
     ],

@@ -50,14 +50,6 @@ def test_nobody_waits_for_a_pipe_that_cannot_be_closed(launch_ranks):
     assert job.trouble == ""
 
 
-def test_without_proc_the_process_group_counts(monkeypatch, tmp_path):
-    """As on a Mac."""
-    monkeypatch.setattr(processes, "PROC", tmp_path / "proc")
-    job = processes.run(["sh", "-c", "sleep 600 & echo started $!; wait"], 2, **FAST)
-    assert job.stopped
-    assert wait_for(lambda: not is_alive(*started(job)), 5)
-
-
 # A command of the course that waits for another one.
 WAITS = f"""{IMPORT}
 from processes import Job, exit_with
