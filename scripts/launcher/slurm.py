@@ -14,7 +14,7 @@ from pathlib import Path
 from launcher.failures import SILENCE, FailureReport, as_a_shell, forward, write_stderr
 from launcher.rank import start_and_forward_signals
 from launcher.rendezvous import address_and_interface, reserve_port
-from launcher.srun_options import choose_ranks, count_gpus, for_srun, in_a_step, options_of
+from launcher.srun_options import choose_ranks, count_gpus, for_srun, options_of
 
 SCRIPT = Path(__file__).resolve().parents[1] / "multinode_setup_and_run.sh"
 
@@ -22,13 +22,12 @@ SCRIPT = Path(__file__).resolve().parents[1] / "multinode_setup_and_run.sh"
 def run(options: Namespace) -> int:
     """Run a command on all nodes of the job, or only say how; return the exit status."""
     nodes = nodes_of_job()
-    answers = probe_nodes(nodes)
-    gpus = [found["ranks"] for found in answers]
-    ranks = choose_ranks(gpus if len(gpus) > 1 else gpus * len(nodes), os.environ)
+    found = probe_first_node(nodes[0])
+    ranks = choose_ranks([found["ranks"]] * len(nodes), os.environ)
     cpus, srun = options_of(nodes, ranks, options.torchrun, os.environ)
-    address = os.environ.get("MASTER_ADDR") or answers[0]["address"]
-    port = os.environ.get("MASTER_PORT") or str(answers[0]["port"])
-    interface = answers[0]["interface"] or "-"
+    address = os.environ.get("MASTER_ADDR") or found["address"]
+    port = os.environ.get("MASTER_PORT") or str(found["port"])
+    interface = found["interface"] or "-"
     each = " ".join(map(str, ranks if len(set(ranks)) > 1 else ranks[:1]))
     by = "torchrun" if options.torchrun else "srun"
     print(f"nodes: {' '.join(nodes)}, ranks on each: {each}, in all: {sum(ranks)}")
@@ -47,9 +46,6 @@ def run(options: Namespace) -> int:
 def nodes_of_job() -> list[str]:
     """Return the names of the job's nodes. Exit if they could not meet."""
     job = os.environ["SLURM_JOB_ID"]
-    if os.environ.get("SLURM_JOB_ID_HET_GROUP_0") == job:
-        words = "and ranks can be started in one part only. Ask for nodes that are all the same"
-        sys.exit(f"Job {job} has parts that differ (a heterogeneous job), {words}, without a colon")
     for name in ("SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE"):
         if name not in os.environ:
             words = "so this is no shell of a job. Get one with salloc, or: unset SLURM_JOB_ID"
@@ -67,31 +63,28 @@ def nodes_of_job() -> list[str]:
     return nodes
 
 
-def probe_nodes(nodes: list[str]) -> list[dict]:
-    """Return what print_probe() says on each node: a list of dicts, the first node's first."""
-    # Only the first node knows which of its ports is free. The others have the same GPUs, unless
-    # these were counted for all nodes together.
-    options = ["--nodes=1", "--ntasks=1", f"--nodelist={nodes[0]}", "--overlap"]
-    if os.environ.get("SLURM_GPUS"):
-        options = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"]
-        options += ["--overlap"] if in_a_step(os.environ) else []
+def probe_first_node(node: str) -> dict:
+    """Return what print_probe() says: only the first node knows which of its ports is free.
+
+    The others have as many GPUs.
+    """
+    options = ["--nodes=1", "--ntasks=1", f"--nodelist={node}", "--overlap"]
     command = ["srun", "--export=ALL", *options, str(SCRIPT), "--as-probe"]
     done = subprocess.run(command, stdout=subprocess.PIPE, env=for_srun(os.environ))
-    answers = re.findall("^probe: (.*)$", done.stdout.decode(errors="replace"), re.M)
-    if done.returncode or not answers:
-        sys.exit(f"The first node, {nodes[0]}, could not be asked for a free port: see above.")
-    return sorted(map(json.loads, answers), key=lambda found: found["node"])
+    answer = re.search("^probe: (.*)$", done.stdout.decode(errors="replace"), re.M)
+    if done.returncode or not answer:
+        sys.exit(f"The first node, {node}, could not be asked for a free port: see above.")
+    return json.loads(answer[1])
 
 
 def print_probe() -> None:
-    """On a node: print its number, for how many ranks it has GPUs, and where ranks could meet."""
+    """On a node: print for how many ranks it has GPUs, and where ranks could meet."""
     leads_to = os.environ.get("MASTER_ADDR")
     address, interface = address_and_interface(os.environ["SLURMD_NODENAME"], leads_to)
-    found = {"node": int(os.environ["SLURM_NODEID"]), "ranks": count_gpus(os.environ) or 1}
     with reserve_port() as reserved:
         port = reserved.getsockname()[1]
-    found.update(address=address, interface=interface, port=port)
-    print("probe:", json.dumps(found), flush=True)
+    found = {"address": address, "interface": interface, "port": port}
+    print("probe:", json.dumps(found | {"ranks": count_gpus(os.environ) or 1}), flush=True)
 
 
 def supervise(command: list[str], silence: float = SILENCE) -> int:

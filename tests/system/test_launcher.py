@@ -96,7 +96,6 @@ def test_two_jobs_at_a_time_do_not_meet(monkeypatch):
 
 # Of a task that srun has started.
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}
-HETEROGENEOUS = {"SLURM_JOB_ID": "7", "SLURM_JOB_ID_HET_GROUP_0": "7"}
 
 
 @pytest.mark.parametrize(
@@ -110,7 +109,6 @@ HETEROGENEOUS = {"SLURM_JOB_ID": "7", "SLURM_JOB_ID_HET_GROUP_0": "7"}
         (("--locale", "9"), {}, "There is no option --locale"),
         (("--local", "1", "nothing.py"), {}, "There is no lesson and no file 'nothing.py'"),
         (("9",), {"SLURM_JOB_ID": "7"}, "SLURM_JOB_ID is 7, but SLURM_JOB_NODELIST is not set, so"),
-        (("9",), HETEROGENEOUS, "Job 7 has parts that differ (a heterogeneous job), and ran"),
         (("9",), STEP, "srun started this script, but it calls srun itself. Start it without"),
     ],
 )
