@@ -53,8 +53,6 @@ def test_what_is_wrong_is_said_all_at_once(tmp_path):
     for folder in ("scripts", "day2"):
         copy_tree(ROOT / folder, home / folder)
     shutil.copy(ROOT / "requirements.txt", home)
-    (home / "data").mkdir()
-    shutil.copy(ROOT / "data" / "README.md", home / "data")
     elsewhere.mkdir()
     what = "import importlib.metadata as m; m.version = lambda name, of=m.version: of(name + hide)"
     env = plant(tmp_path, what.replace("hide", '"-hidden" * (name == "h5py")'))
