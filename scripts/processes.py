@@ -50,7 +50,13 @@ class Job:
     """
 
     def __init__(
-        self, command: Iterable, limit: float = math.inf, *, grace=15, settle=10, **options
+        self,
+        command: Iterable,
+        limit: float = math.inf,
+        *,
+        grace: float = 15,
+        settle: float = 10,
+        **options,
     ):
         """Start a command. The options are those of Popen, but stdin is empty and stdout a pipe."""
         self.limit, self.grace, self.settle = limit, grace, settle

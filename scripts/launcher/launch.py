@@ -110,14 +110,14 @@ def main() -> int | None:
     wanted = options.command[0]
     options.command[0] = find_file(wanted)
     if options.as_task:
-        return rank.run(options)
+        return rank.run_task(options)
     if options.local:
-        return simulated_nodes.run(options)
+        return simulated_nodes.simulate(options)
     if "SLURM_JOB_ID" not in os.environ:
         sys.exit(NOT_IN_A_JOB + wanted)
     if in_a_step(os.environ) and not os.isatty(0):  # not for a person in a shell of srun --pty
         sys.exit(IN_A_STEP + wanted)
-    return slurm.run(options)
+    return slurm.run_on_nodes(options)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ NOT_FOR_TORCHRUN = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"]
 NOT_FOR_TORCHRUN += ["MASTER_ADDR", "MASTER_PORT", "TORCH_ELASTIC_WORKER_IDENTICAL"]
 
 
-def run(options: Namespace) -> int:
+def run_task(options: Namespace) -> int:
     """Run this task's rank, or with --torchrun its node's torchrun. Return its exit status."""
     node = os.environ["SLURMD_NODENAME"]
     address, interface = address_and_interface(node, leads_to=os.environ["MASTER_ADDR"])

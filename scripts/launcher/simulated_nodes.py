@@ -20,7 +20,7 @@ from processes import Job, end_on_signals
 GRACE = 5  # seconds from SIGTERM to SIGKILL. What started the launcher waits longer
 
 
-def run(options: Namespace) -> int:
+def simulate(options: Namespace) -> int:
     """Run a command on simulated nodes, or only say how; return the exit status."""
     nodes, each = options.local
     # Until this function returns. A torchrun opens the port itself.

@@ -19,7 +19,7 @@ from launcher.srun_options import choose_ranks, count_gpus, for_srun, options_of
 SCRIPT = Path(__file__).resolve().parents[1] / "multinode_setup_and_run.sh"
 
 
-def run(options: Namespace) -> int:
+def run_on_nodes(options: Namespace) -> int:
     """Run a command on all nodes of the job, or only say how; return the exit status."""
     nodes = nodes_of_job()
     found = probe_first_node(nodes[0])
