@@ -42,13 +42,16 @@ def site_of(venv):
     return file and file.read_text().splitlines()
 
 
-def active_packages():
-    """Return the folders of this environment's packages, as a new one would see them."""
-    return [folder for folder in sys.path if folder.endswith("-packages")]
+def sees_active_torch(site):
+    """Return whether torch, as this environment has it, is in one of a site's folders."""
+    torch = importlib.util.find_spec("torch")
+    return bool(torch and torch.origin and str(Path(torch.origin).parents[1]) in (site or []))
 
 
-def make(venv, site):
-    """Make an environment that sees the packages in the folders site."""
+def make(venv, kept):
+    """Make an environment. If a site's torch is kept, it sees the packages of the active one."""
+    stays = " and ".join(kept)
+    print(f"Making {venv.name}.{stays and f' It keeps the active {stays}.'}", flush=True)
     command = [sys.executable, "-m", "venv", "--clear", venv]
     if not importlib.util.find_spec("ensurepip") and shutil.which("uv"):
         command.append("--without-pip")  # Debian without python3-venv
@@ -56,6 +59,7 @@ def make(venv, site):
         todo = "Activate an environment that has them, or copy the course to a folder of your own."
         why = f"{venv} cannot be made: the line above says why"
         sys.exit(f"Packages of requirements.txt are missing, and {why}. {todo}")
+    site = [folder for folder in sys.path if kept and folder.endswith("-packages")]
     [packages] = venv.glob("lib/python3*/site-packages")
     (packages / Path(SITE).name).write_text("\n".join([*site, ""]))
 
@@ -100,12 +104,10 @@ def choose_environment(venv, needed, own_torch):
     if inside:
         install(needed, lacking, kept)
         return
-    wanted = active_packages() if kept else []
+    fits = sees_active_torch(site) if kept else not site
     if site is None:
-        stays = " and ".join(kept)
-        print(f"Making {venv.name}.{stays and f' It keeps the active {stays}.'}", flush=True)
-        make(venv, wanted)
-    elif site != wanted:
+        make(venv, kept)
+    elif not fits:
         text = f"{venv} was made for an environment that is not active now: "
         text += ", ".join(site) or "one without torch"
         todo = f"Activate that environment first, for example with module load, or delete {venv}."
@@ -123,7 +125,7 @@ def main():
     options = parser.parse_args()
     venv = ROOT / ".venv"
     if options.which:
-        own = version_of("torch") and site_of(venv) != active_packages()
+        own = version_of("torch") and not sees_active_torch(site_of(venv))
         print(sys.executable if own else venv / "bin" / "python")
         return
     needed = read_requirements("requirements.txt")

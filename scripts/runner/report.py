@@ -22,7 +22,7 @@ from runner.run_lesson import summary
 from system_info import described
 
 # Neither too light nor too dark, so that they can be seen on a white page and on a dark one.
-BLUE, ORANGE, GREEN, PURPLE, GREY = "#2f86c9", "#d1690e", "#2b9a66", "#9b6fc9", "#858f9b"
+BLUE, ORANGE, GREEN, GREY = "#2f86c9", "#d1690e", "#2b9a66", "#858f9b"
 STYLE = {
     "svg.fonttype": "none",  # text stays text
     "figure.figsize": (4.4, 3.7),  # inches; small, so that letters are large on a telephone
