@@ -7,8 +7,10 @@ It needs only the standard library, and torch only if the ranks do.
 """
 
 import ast
+import atexit
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -31,12 +33,15 @@ PR_SET_PDEATHSIG = 1  # Linux's number, see prctl(2)
 
 
 def imports(file: str) -> Iterator[str]:
-    """Yield the modules of torch and torchvision that a file imports at its top."""
-    for node in ast.parse(Path(file).read_bytes()).body:
+    """Yield the modules of torch and torchvision that a file imports at its top, or will later."""
+    text = Path(file).read_text()
+    for node in ast.parse(text).body:
         if isinstance(node, ast.Import):
             yield from (found.name for found in node.names if found.name.startswith("torch"))
         elif isinstance(node, ast.ImportFrom) and str(node.module).startswith("torch"):
             yield node.module
+    if "torch.optim" in text:
+        yield "torch._dynamo"  # the first optimizer does, and it takes as long as torch itself
 
 
 def end_with_parent(number: int) -> None:
@@ -45,25 +50,38 @@ def end_with_parent(number: int) -> None:
 
 
 def be_rank(file: str, arguments: list[str], variables: dict[str, str]) -> None:
-    """Run a file as `python -u` would, in this process."""
+    """Run a file as `python -u` would, in this process, and end it."""
     os.environ.update(variables)
     Path("/proc/self/comm").write_text(f"rank {variables['RANK']}")  # its name in ps and top
     del sys.path[:2]  # this file's folder, and scripts/
-    run_file(file, arguments)
+    status = run_file(file, arguments)
+    # As Python ends, but it would also take apart all that was imported, in every rank. That lasts
+    # nearly as long as the import.
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(status)
 
 
-def run_file(file: str, arguments: list[str]) -> None:
-    """Run a file as the main module. An error's traceback begins in this file."""
-
-    def say_what_happened(kind, error, trace):  # without the frames that have led to the file
-        while trace and trace.tb_frame.f_code.co_filename != file:
-            trace = trace.tb_next
-        traceback.print_exception(kind, error, trace)
-
-    sys.excepthook = say_what_happened
+def run_file(file: str, arguments: list[str]) -> int:
+    """Run a file as the main module; return its status. A traceback begins in this file."""
     sys.argv[:] = [file, *arguments]
     sys.path.insert(0, os.path.dirname(file))
-    runpy.run_path(file, run_name="__main__")
+    try:
+        runpy.run_path(file, run_name="__main__")
+    except SystemExit as error:
+        if isinstance(error.code, int | None):
+            return error.code or 0
+        print(error.code, file=sys.stderr)
+    except BaseException as error:
+        trace = error.__traceback__
+        while trace and trace.tb_frame.f_code.co_filename != file:  # what led to the file
+            trace = trace.tb_next
+        traceback.print_exception(type(error), error, trace)
+        if isinstance(error, KeyboardInterrupt):
+            return as_a_shell(-signal.SIGINT)
+    else:
+        return 0
+    return 1
 
 
 def keep_store(listener: int) -> None:
@@ -89,7 +107,6 @@ def start(command: list[str], variables: dict[str, str], forked: bool) -> int:
         if not forked:
             os.execve(command[0], command, os.environ | variables)
         be_rank(command[2], command[3:], variables)
-        sys.exit()
     return pid
 
 
@@ -128,6 +145,7 @@ def main() -> int:
         with contextlib.suppress(ImportError, SyntaxError):  # the ranks say it
             for name in imports(file):
                 importlib.import_module(name)
+        gc.freeze()  # no rank looks through all that was imported again
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends when all ranks have ended
     store = None
     for listener in map(int, sys.argv[1:]):
@@ -144,4 +162,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    os._exit(main())  # as in be_rank

@@ -44,7 +44,7 @@ def be_rank(file, arguments, cwd, env, output):
     os.environ.update(env)
     # Several tests run at a time. With many threads each, they would wait for each other.
     torch.set_num_threads(1)
-    run_file(file, arguments)
+    sys.exit(run_file(file, arguments))
 
 
 def run_ranks(ranks, file, *arguments, cwd, env=None, timeout=200, ranks_per_node=None, without=()):
