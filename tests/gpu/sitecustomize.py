@@ -1,18 +1,14 @@
 """A stand-in accelerator: Python answers as on a machine with GPUs, and computes nothing on them.
 
 For tests of what *chooses*: choose_device, the launcher. It works in every Python process that has
-this folder, with its whole path, in PYTHONPATH:
-
-    export PYTHONPATH=$PWD/tests/gpu STANDIN_GPUS=4
-    python -c 'import torch; print(torch.cuda.device_count())'
+this folder, with its whole path, in PYTHONPATH, and one of these:
 
     STANDIN_GPUS    how many accelerators the machine has: 0, 1, 2, 4, 8 ...
     STANDIN_KIND    cuda (NVIDIA, if it is not given), hip (AMD), xpu (Intel), or
                     none: a torch that was built without CUDA (torch.version.cuda is None)
     STANDIN_MIG     1: every GPU is divided. A process then sees one part at most, as with CUDA
 
-With neither of the first two, nothing is changed. A real GPU is hidden by it. The masks hold as
-they do for torch, and are read at every call, as STANDIN_GPUS is.
+The masks hold as they do for torch, and are read at every call, as STANDIN_GPUS is.
 """
 
 import os
@@ -72,28 +68,30 @@ def set_device_index(index):
         raise RuntimeError(f"invalid device ordinal: {index}, of {device_count()}")
 
 
-def stand_in(torch):
+def answers(torch):
+    """Return what a torch must say in the place of its own: [(module, name, value), ...]."""
+
     def current_accelerator(check_available=False):
         if kind() == "none" or (check_available and not is_available()):
             return None
         return torch.device(KINDS[kind()])
 
-    for module in (torch.cuda, torch.xpu):
-        vars(module).update(is_available=lambda: False, device_count=lambda: 0)
-    answers = {"is_available": is_available, "device_count": device_count}
-    if kind() != "none":
-        vars(torch.xpu if kind() == "xpu" else torch.cuda).update(answers)
-    vars(torch.accelerator).update(answers)
-    torch.accelerator.current_accelerator = current_accelerator
-    torch.accelerator.set_device_index = set_device_index
-    torch.version.cuda = (torch.version.cuda or "13.2") if kind() == "cuda" else None
-    torch.version.hip = "7.2" if kind() == "hip" else None
-    torch.version.xpu = "20260000" if kind() == "xpu" else None
-    torch.distributed.is_nccl_available = lambda: KINDS[kind()] == "cuda"
-    torch.distributed.is_xccl_available = lambda: kind() == "xpu"
+    own = {"none": None, "xpu": torch.xpu}.get(kind(), torch.cuda)
+    for module in (torch.cuda, torch.xpu, torch.accelerator):
+        there = module in (own, torch.accelerator)
+        yield module, "is_available", is_available if there else lambda: False
+        yield module, "device_count", device_count if there else lambda: 0
+    yield torch.accelerator, "current_accelerator", current_accelerator
+    yield torch.accelerator, "set_device_index", set_device_index
+    yield torch.version, "cuda", (torch.version.cuda or "13.2") if kind() == "cuda" else None
+    yield torch.version, "hip", "7.2" if kind() == "hip" else None
+    yield torch.version, "xpu", "20260000" if kind() == "xpu" else None
+    yield torch.distributed, "is_nccl_available", lambda: KINDS[kind()] == "cuda"
+    yield torch.distributed, "is_xccl_available", lambda: kind() == "xpu"
 
 
 if "STANDIN_GPUS" in os.environ or "STANDIN_KIND" in os.environ:
     import torch
 
-    stand_in(torch)
+    for answer in answers(torch):
+        setattr(*answer)

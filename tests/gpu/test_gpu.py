@@ -4,40 +4,94 @@ sitecustomize.py answers for the GPUs.
 """
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+import re
 
 import pytest
+import torch
+from catalog import load
 from launcher import gpus
 from support.run import ROOT, load_lesson
 
-FOLDER = Path(__file__).parent
+STAND_IN = load("tests/gpu/sitecustomize.py")
+# The rows of a page's table: what is there, ranks, mask, and what each rank then takes.
+PAGE = (ROOT / "day2" / "SITES.md").read_text()
+ROWS = re.search(r"\n\| what is there .*\n\| --- .*\n((?:\| .*\n)+)", PAGE)[1].splitlines()
+FOUR = {"STANDIN_GPUS": "4"}
+TASK = FOUR | {"SLURM_GPUS_ON_NODE": "4"}
+AMD, INTEL = FOUR | {"STANDIN_KIND": "hip"}, FOUR | {"STANDIN_KIND": "xpu"}
+# What is there, where it is not just four GPUs.
+MACHINES = {
+    "no GPU": {"STANDIN_KIND": "none"},
+    "4 GPUs, divided (MIG)": FOUR | {"STANDIN_MIG": "1"},
+    "4 GPUs of AMD": AMD,
+    "4 GPUs of Intel": INTEL,
+    "`srun`, each task sees all GPUs": TASK,
+    "`srun`, each task sees one GPU": TASK,
+    "`srun`, each task sees the parts of divided GPUs (MIG)": TASK | {"STANDIN_MIG": "1"},
+}
 
 
-def test_the_lessons_choose_what_the_table_of_a_page_says():
-    """The table has a row for each machine, number of ranks and mask. Some must hold on any."""
-    page = "day2/SITES.md"
-    env = {name: value for name, value in os.environ.items() if name not in gpus.MASKS}
-    env |= {"PYTHONPATH": str(FOLDER), "STANDIN_GPUS": "4"}
-    # torch 2.6 leaves it to Python's end to delete a temporary folder.
-    strict = ["-W", "error", "-W", "ignore::ResourceWarning"]
-    command = [sys.executable, *strict, FOLDER / "devices.py", page]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
-    assert (done.returncode, done.stderr) == (0, "")
-    answers = done.stdout
-    assert answers in (ROOT / page).read_text()
-    for line in answers.splitlines():
-        there, ranks, _, device, taken, backend, lesson_20 = line[1:-1].split("|")
-        own = len(set(taken.split())) == int(ranks)
-        if backend.strip() in ("nccl", "xccl"):
-            assert own, line  # neither takes two ranks on one GPU
-        if device.strip() == "xpu":
-            assert backend.strip() == "xccl", line  # gloo cannot carry its tensors
-        if there.strip() == "4 GPUs" and own:
-            assert backend.strip() == "nccl", line
-        assert ("CPU" in lesson_20) == (backend.strip() == "gloo"), line
+@pytest.fixture
+def be(monkeypatch):
+    """A function that makes this process one with these variables, on that machine."""
+
+    def become(variables):
+        for name in ("GPUS_ON_NODE", "SLURM_GPUS_ON_NODE", *gpus.MASKS):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        for answer in STAND_IN.answers(torch):
+            monkeypatch.setattr(*answer)
+        # Who gets a GPU by the name that the launcher knows sees that one.
+        name, found = gpus.name_gpus(torch)
+        seen = STAND_IN.visible() if STAND_IN.is_available() else []
+        for gpu, own in zip(seen, found, strict=True):
+            with monkeypatch.context() as patch:
+                patch.setenv(name, own)
+                assert STAND_IN.visible() == [gpu], (name, own)
+        return seen
+
+    return become
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_lessons_choose_what_the_page_says(row, be, monkeypatch):
+    there, ranks, mask, *expected = (cell.strip() for cell in row[1:-1].split("|"))
+    accelerate = load_lesson("20")
+    monkeypatch.setattr(accelerate, "Accelerator", lambda cpu, **_: "CPU" if cpu else "GPU")
+    taken, chosen = [], set()
+    for rank in map(str, range(int(ranks))):
+        env = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+        env |= MACHINES.get(there, FOUR)
+        for name, value in re.findall(r"`(\w+)=([^`]*)`", mask):
+            env[name] = rank if " to " in mask else value
+        if "SLURM_GPUS_ON_NODE" in env and gpus.own_gpu_only(env):  # as for a task of Slurm
+            env["GPUS_ON_NODE"] = env["SLURM_GPUS_ON_NODE"]
+        seen = be(env)
+        device, backend = load_lesson("10").choose_device(int(rank), int(ranks))
+        chosen.add((device.type, backend, accelerate.make_accelerator()))
+        if device.type != "cpu":
+            taken.append(re.sub("MIG-.*", "a part", str(seen[device.index])))
+    ((kind, backend, accelerator),) = chosen  # ranks that do not agree would never meet
+    assert [kind, " ".join(taken), backend, accelerator] == expected
+    if backend != "gloo":  # NCCL and XCCL take no two ranks on one GPU
+        assert len(set(taken)) == int(ranks)
+
+
+@pytest.mark.parametrize(
+    ("machine", "masks"),
+    [
+        (FOUR, {"CUDA_VISIBLE_DEVICES": "GPU-5ad10003"}),
+        # HIP takes CUDA's variable, too, but its own wins.
+        (AMD, {"CUDA_VISIBLE_DEVICES": "3,1"}),
+        (AMD, {"CUDA_VISIBLE_DEVICES": "3,1", "HIP_VISIBLE_DEVICES": "2"}),
+        # Slurm sets ROCR's. What it leaves is counted from 0.
+        (AMD, {"ROCR_VISIBLE_DEVICES": "2,3"}),
+        (INTEL, {"CUDA_VISIBLE_DEVICES": "0", "ZE_AFFINITY_MASK": "3,1"}),
+    ],
+)
+def test_the_launcher_gives_gpus_by_names_that_the_masks_know(machine, masks, be):
+    assert be(machine | masks)
 
 
 MARK = load_lesson("test-profile").LOADING

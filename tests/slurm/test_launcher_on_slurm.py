@@ -107,7 +107,6 @@ def test_else_as_nodes_that_meet_where_the_user_says(slurm, show, tmp_path):
 
 
 def test_torchrun_on_unequal_nodes_and_a_slow_link(slurm, tmp_path):
-    """Lesson 9 says where its ranks are, and sees how fast the link between the nodes is."""
     command = ("salloc", "-N", 2, "-n", 3, "--exclusive", LAUNCHER, "--torchrun", "9")
     assert slurm.call("link", "800mbit").returncode == 0
     try:
@@ -117,12 +116,8 @@ def test_torchrun_on_unequal_nodes_and_a_slow_link(slurm, tmp_path):
     assert places(output) == [(0, "node1", 0), (1, "node1", 1), (2, "node2", 0)]
     assert proof_of(output).startswith("=> 2 nodes, 3 ranks: every rank holds 3; ")
     assert proves(output)
-    row = r"{}, 2 ranks, 64 MB: .*?([\d,.]+) MB/s"
-    within, between = (
-        float(re.search(row.format(where), output)[1].replace(",", ""))
-        for where in ("within a node", "between nodes")
-    )
-    assert between < 100 < within  # 800 Mbit/s are 100 MB/s
+    speed = re.search(r"between nodes, 2 ranks, 64 MB: .*?([\d,.]+) MB/s", output)[1]
+    assert float(speed.replace(",", "")) < 100  # 800 Mbit/s
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 from markupsafe import escape
-from matplotlib.figure import Figure
 from runner import report, run_course
 from support.run import LESSONS, ROOT, STUBBORN, is_alive, output_of, proof_of, recorded_output, run
 from torch.utils.tensorboard import SummaryWriter
@@ -75,7 +74,7 @@ def test_every_way_to_end_has_its_verdict_and_nothing_is_left(run_stand_ins, tmp
     assert verdicts == {name: verdict for name, (_, verdict) in STAND_INS.items()}
     left = re.findall(r"^   left behind, so killed: process (\d+) sleep 600$", output, re.M)
     assert len(left) == 2
-    assert not any(map(is_alive, left))
+    assert not any(is_alive(int(pid)) for pid in left)
     assert "\n1 of 6 lessons ok, 1 skipped, " in output
     page = (tmp_path / "runs" / "report.html").read_text()
     states = re.findall(r'<td><span class="state (\w+)">(.*?)</span>', page)
@@ -84,10 +83,6 @@ def test_every_way_to_end_has_its_verdict_and_nothing_is_left(run_stand_ins, tmp
     assert [state for state, _ in states].count("problem") == 5
     assert ("skipped", "skipped") in states
     assert "No &lt;wheels&gt;." in page
-
-
-def test_a_lesson_that_cannot_run_here_is_no_failure(run_stand_ins):
-    assert run_stand_ins("well", "cannot")[0] == 0
 
 
 def test_what_is_not_known_is_refused_before_anything_runs(run_stand_ins, capsys):
@@ -102,20 +97,12 @@ def test_what_is_not_known_is_refused_before_anything_runs(run_stand_ins, capsys
 # The report
 
 
-def result_of(lesson_id, **changes):
+def result_of(lesson_id):
     """Return what run_course.py knows of a lesson that printed its recorded output."""
     output = recorded_output(lesson_id) + "\n"
     result = {key: LESSONS[lesson_id].get(key) for key in ("id", "idea", "figure")}
     result |= {"output": output, "showed": proof_of(output), "seconds": 1.25}
-    return result | {"problem": "", "skipped": "", "files": [], **changes}
-
-
-def page_of(results, folder):
-    """Return the report of some results, and {name of a figure: its texts}."""
-    report.write(folder / "runs" / "report.html", results, "scripts/run_course.sh")
-    page = (folder / "runs" / "report.html").read_text()
-    figures = re.findall(r'<figure class="card \w+" id="(.*?)">(.*?)</figure>', page, re.S)
-    return page, {name: re.findall(r">([^<\n]+)<", x) for name, x in figures}
+    return result | {"problem": "", "skipped": "", "files": []}
 
 
 def events_of(folder, *losses):
@@ -126,31 +113,25 @@ def events_of(folder, *losses):
     return sorted(folder.glob("events.out.tfevents.*"))
 
 
-def trace_of(folder, rank, *events):
-    """Write a trace of one step of 10 ms with these events: (category, name, begin, end) in ms."""
-    events = [("user_annotation", "ProfilerStep#5", 0, 10), *events]
-    keys = ("cat", "name", "ts", "dur")
-    folder.mkdir(exist_ok=True)
-    path = folder / f"rank{rank}.1.pt.trace.json"
-    values = [(kind, name, 1000 * begin, 1000 * (end - begin)) for kind, name, begin, end in events]
-    events = [{"ph": "X", "pid": 9, "tid": 9, **dict(zip(keys, x))} for x in values]
-    path.write_text(json.dumps({"traceEvents": events}))
-    return path
-
-
 def test_the_report_draws_what_ran_well_and_needs_no_network(tmp_path):
     results = {lesson_id: result_of(lesson_id) for lesson_id in LESSONS}
     for name, losses in {"2": (2, 1), "4": (2, 1.5), "6": (2, 1.5 + 2**-10)}.items():
         results[name]["files"] = events_of(tmp_path / name, *losses)
     for name in ("alone", "unscaled", "linear"):
         results["8"]["files"] += events_of(tmp_path / name, 2, 1)
-    results["5"]["files"] = [trace_of(tmp_path / "log_ddp", rank) for rank in (0, 1)]
+    step = {"ph": "X", "pid": 9, "tid": 9, "cat": "user_annotation", "ts": 0, "dur": 10_000}
+    step["name"] = "ProfilerStep#5"
+    results["5"]["files"] = [tmp_path / f"rank{rank}.1.pt.trace.json" for rank in (0, 1)]
+    for path in results["5"]["files"]:
+        path.write_text(json.dumps({"traceEvents": [step]}))
     results["10"] |= {"files": results["6"]["files"], "problem": "exit status 1"}
-    results["test-profile"] |= {"files": results["5"]["files"], "problem": "exit status 1"}
-    page, figures = page_of(results.values(), tmp_path)
+    report.write(tmp_path / "runs" / "report.html", results.values(), "scripts/run_course.sh")
+    page = (tmp_path / "runs" / "report.html").read_text()
+    figures = re.findall(r'<figure class="card \w+" id="(.*?)">(.*?)</figure>', page, re.S)
+    figures = {name: re.findall(r">([^<\n]+)<", svg) for name, svg in figures}
     for result in results.values():
         assert f"<code>{escape(result['showed'])}</code>" in page
-    assert f"{len(LESSONS) - 2} of {len(LESSONS)} lessons ok" in page
+    assert f"{len(LESSONS) - 1} of {len(LESSONS)} lessons ok" in page
     assert "exit status 1</span>" in page
     assert [*figures] == ["chain-2", "timeline-5", "rates-8"]
     assert {"lesson 2", "lesson 4", "lesson 6"} < {*figures["chain-2"]}
@@ -160,26 +141,3 @@ def test_the_report_draws_what_ran_well_and_needs_no_network(tmp_path):
     assert {"rank 0", "rank 1"} < {*figures["timeline-5"]}
     assert re.findall(r"(?:src|href|action|data|srcset)=\"(?!#)", page) == []
     assert re.findall(r"url\((?!#)|@import|<script|<link", page) == []
-
-
-CPU = [
-    ("user_annotation", "enumerate(DataLoader)#x", 0, 2),
-    ("cpu_op", "aten::stack", 0, 2),
-    ("cpu_op", "aten::conv2d", 2, 4),
-    ("cpu_op", "aten::relu", 4.001, 5),
-    ("cpu_op", "c10d::allreduce_", 5, 6),
-    ("user_annotation", "gloo:all_reduce", 6, 9),
-]
-
-
-def test_the_time_line_shows_when_a_rank_did_what(tmp_path):
-    """In the words of lesson 5, whose function tests/gpu asks about GPUs."""
-    axes = Figure().subplots()
-    path = trace_of(tmp_path / "log", 0, *CPU)
-    report.timeline(axes, [result_of("test-profile", files=[path])])
-    bars = {"data": [0, 2], "computing": [2, 5], "communicating": [6, 9]}
-    assert [x.get_label() for x in axes.collections] == [*bars]
-    for collection in axes.collections:
-        (bar,) = collection.get_paths()  # a short gap does not split it
-        corners = bar.vertices[:, 0]
-        assert [min(corners), max(corners)] == pytest.approx(bars[collection.get_label()], abs=0.03)
