@@ -45,9 +45,8 @@ CLOCK = (
     "test_all_is_well_on_simulated_nodes",
     "test_what_is_wrong_is_said_all_at_once",
     "test_a_rank_that_cannot_send",
-    # A rank fails half a second after another one; a tool must write within 2.5 s.
+    # A rank fails half a second after another one.
     "test_the_first_to_fail_is_named",
-    "test_monitor_notes",
     # What lessons 5 and 18 prove is a share of the time; how fast a slow link is; a node's silence.
     "test_a_lesson_prints_what_its_page_shows[5]",
     "test_a_lesson_prints_what_its_page_shows[18]",
@@ -85,15 +84,3 @@ def launch_ranks(tmp_path):
         return processes.Job(command, 100, cwd=tmp_path, stderr=subprocess.PIPE)
 
     return job
-
-
-@pytest.fixture
-def fake_command(tmp_path, monkeypatch):
-    """A function that writes a program into the first folder of PATH."""
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-
-    def write(name, text):
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
-
-    return write

@@ -5,7 +5,7 @@ import shutil
 import pytest
 from browser import in_page
 from catalog import read_days
-from support.run import ROOT, copy_tree, require_browser, require_programs, run, skip_or_fail_in_ci
+from support.run import ROOT, require_browser, require_programs, run, skip_or_fail_in_ci
 
 SLIDES = ROOT / "slides"
 
@@ -15,7 +15,9 @@ def test_the_slides_can_be_built_and_nothing_is_cut_off(tmp_path):
     require_programs("npm")
     require_browser("Liberation Sans", "DejaVu Sans Mono")
     folder = tmp_path / "slides"
-    copy_tree(SLIDES, folder, ignore=shutil.ignore_patterns("node_modules", "*.html", "*.pdf"))
+    shutil.copytree(
+        SLIDES, folder, ignore=shutil.ignore_patterns("node_modules", "*.html", "*.pdf")
+    )
     (tmp_path / "day1").mkdir()
     shutil.copy(ROOT / "day1" / "CHEATSHEET.md", tmp_path / "day1")
     if (SLIDES / "node_modules" / "made-from").exists():

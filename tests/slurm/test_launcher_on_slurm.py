@@ -13,7 +13,6 @@ from support.run import (
     LAUNCHER,
     LESSONS,
     ROOT,
-    full,
     proof_of,
     proves,
     require_programs,
@@ -120,14 +119,10 @@ def test_torchrun_on_unequal_nodes_and_a_slow_link(slurm, tmp_path):
     assert float(speed.replace(",", "")) < 100  # 800 Mbit/s
 
 
-@pytest.mark.parametrize(
-    "shell",
-    ["srun -N 2 --ntasks-per-node 2", full("salloc -N 2 --ntasks-per-node 2 srun -N 1 -n 1")],
-)
-def test_in_a_shell_of_srun_the_launcher_is_no_rank(shell, slurm, show, tmp_path):
-    """It starts the ranks of the whole job, also if the shell's step has one of its nodes."""
+def test_in_a_shell_of_srun_the_launcher_is_no_rank(slurm, show, tmp_path):
+    """It starts the ranks of the whole job."""
     require_programs("script")
-    shell += " -c 2 --pty bash --norc"
+    shell = "srun -N 2 --ntasks-per-node 2 -c 2 --pty bash --norc"
     python = shlex.quote(sys.executable)
     typed = f"PYTHON={python} {shlex.quote(str(LAUNCHER))} show.py >said.txt 2>&1; exit\n"
     done = slurm.run("script", "-qec", shell, "/dev/null", input=typed, cwd=tmp_path)

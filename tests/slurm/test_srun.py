@@ -107,6 +107,18 @@ def test_nccl_is_told_the_beginning_of_the_names_of_all_fast_cards(interface, ca
     assert rendezvous.interface_variables(interface) == expected
 
 
+@pytest.fixture
+def fake_command(tmp_path, monkeypatch):
+    """A function that writes a program into the first folder of PATH."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def write(name, text):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+
+    return write
+
+
 # Starts no container.
 APPTAINER = f"""#!/bin/sh
 test "$1 $2 $3 $4 $5 $6" = "exec --nv --bind COURSE IMAGE python3" || exit 1
