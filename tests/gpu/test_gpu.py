@@ -1,54 +1,79 @@
-"""The lessons on GPUs that are not there: what they choose and read can be tested without.
-
-sitecustomize.py answers for the GPUs.
-"""
+"""The lessons on GPUs that are not there: what they choose and read can be tested without."""
 
 import json
+import os
 import re
 
 import pytest
 import torch
-from catalog import load
 from launcher import gpus
 from support.run import ROOT, load_lesson
 
-STAND_IN = load("tests/gpu/sitecustomize.py")
 # The rows of a page's table: what is there, ranks, mask, and what each rank then takes.
 PAGE = (ROOT / "day2" / "SITES.md").read_text()
 ROWS = re.search(r"\n\| what is there .*\n\| --- .*\n((?:\| .*\n)+)", PAGE)[1].splitlines()
-FOUR = {"STANDIN_GPUS": "4"}
-TASK = FOUR | {"SLURM_GPUS_ON_NODE": "4"}
-AMD, INTEL = FOUR | {"STANDIN_KIND": "hip"}, FOUR | {"STANDIN_KIND": "xpu"}
-# What is there, where it is not just four GPUs.
+# What is there, where it is not just four GPUs of NVIDIA. mig: each of them is divided.
 MACHINES = {
-    "no GPU": {"STANDIN_KIND": "none"},
-    "4 GPUs, divided (MIG)": FOUR | {"STANDIN_MIG": "1"},
-    "4 GPUs of AMD": AMD,
-    "4 GPUs of Intel": INTEL,
-    "`srun`, each task sees all GPUs": TASK,
-    "`srun`, each task sees one GPU": TASK,
-    "`srun`, each task sees the parts of divided GPUs (MIG)": TASK | {"STANDIN_MIG": "1"},
+    "no GPU": "none",
+    "4 GPUs, divided (MIG)": "mig",
+    "4 GPUs of AMD": "hip",
+    "4 GPUs of Intel": "xpu",
+    "`srun`, each task sees the parts of divided GPUs (MIG)": "mig",
 }
+
+
+def choose(mask, devices):
+    """Return those of the devices that a mask lets through, in its order. None lets all."""
+    if mask is None:
+        return devices
+    chosen = []
+    for entry in mask.split(","):
+        fits = [d for i, d in enumerate(devices) if entry in (str(i), f"GPU-5ad1000{d}")]
+        if not fits:
+            break  # and what comes after it is not looked at
+        chosen += fits
+    return chosen
+
+
+def visible(kind):
+    """Return which of four GPUs torch sees in this process: numbers, or the name of a part."""
+    devices, mask = [0, 1, 2, 3], os.environ.get("CUDA_VISIBLE_DEVICES")
+    if kind == "none":
+        return []
+    if kind == "xpu":
+        mask = os.environ.get("ZE_AFFINITY_MASK") or None
+    elif kind == "hip":
+        # ROCR's comes first; HIP's counts what it leaves. An empty one hides nothing, -1 does.
+        devices = choose(os.environ.get("ROCR_VISIBLE_DEVICES"), devices)
+        mask = os.environ.get("HIP_VISIBLE_DEVICES") or mask or None
+    elif kind == "mig":  # one part at most, as with CUDA
+        parts = [f"MIG-{device}" for device in choose(mask, devices)]
+        return (mask.split(",") if (mask or "").startswith("MIG-") else parts)[:1]
+    return choose(mask, devices)
 
 
 @pytest.fixture
 def be(monkeypatch):
-    """A function that makes this process one with these variables, on that machine."""
+    """A function: this process gets variables on a machine of a kind. It returns the GPUs."""
 
-    def become(variables):
+    def become(kind, variables):
         for name in ("GPUS_ON_NODE", "SLURM_GPUS_ON_NODE", *gpus.MASKS):
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        for answer in STAND_IN.answers(torch):
-            monkeypatch.setattr(*answer)
+        seen = visible(kind)
+        device = torch.device("xpu" if kind == "xpu" else "cuda")
+        answers = {"device_count": lambda: len(seen), "set_device_index": seen.__getitem__}
+        answers["current_accelerator"] = lambda **_: device if seen else None
+        for name, answer in answers.items():
+            monkeypatch.setattr(torch.accelerator, name, answer)
+        monkeypatch.setattr(torch.version, "hip", "7.2" if kind == "hip" else None)
         # Who gets a GPU by the name that the launcher knows sees that one.
         name, found = gpus.name_gpus(torch)
-        seen = STAND_IN.visible() if STAND_IN.is_available() else []
         for gpu, own in zip(seen, found, strict=True):
             with monkeypatch.context() as patch:
                 patch.setenv(name, own)
-                assert STAND_IN.visible() == [gpu], (name, own)
+                assert visible(kind) == [gpu], (name, own)
         return seen
 
     return become
@@ -62,12 +87,11 @@ def test_the_lessons_choose_what_the_page_says(row, be, monkeypatch):
     taken, chosen = [], set()
     for rank in map(str, range(int(ranks))):
         env = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-        env |= MACHINES.get(there, FOUR)
         for name, value in re.findall(r"`(\w+)=([^`]*)`", mask):
             env[name] = rank if " to " in mask else value
-        if "SLURM_GPUS_ON_NODE" in env and gpus.own_gpu_only(env):  # as for a task of Slurm
-            env["GPUS_ON_NODE"] = env["SLURM_GPUS_ON_NODE"]
-        seen = be(env)
+        if "each task" in there and "not set" not in there and gpus.own_gpu_only(env):
+            env["GPUS_ON_NODE"] = "4"  # by the launcher, for a task of Slurm
+        seen = be(MACHINES.get(there, "cuda"), env)
         device, backend = load_lesson("10").choose_device(int(rank), int(ranks))
         chosen.add((device.type, backend, accelerate.make_accelerator()))
         if device.type != "cpu":
@@ -79,19 +103,19 @@ def test_the_lessons_choose_what_the_page_says(row, be, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("machine", "masks"),
+    ("kind", "masks"),
     [
-        (FOUR, {"CUDA_VISIBLE_DEVICES": "GPU-5ad10003"}),
+        ("cuda", {"CUDA_VISIBLE_DEVICES": "GPU-5ad10003"}),
         # HIP takes CUDA's variable, too, but its own wins.
-        (AMD, {"CUDA_VISIBLE_DEVICES": "3,1"}),
-        (AMD, {"CUDA_VISIBLE_DEVICES": "3,1", "HIP_VISIBLE_DEVICES": "2"}),
+        ("hip", {"CUDA_VISIBLE_DEVICES": "3,1"}),
+        ("hip", {"CUDA_VISIBLE_DEVICES": "3,1", "HIP_VISIBLE_DEVICES": "2"}),
         # Slurm sets ROCR's. What it leaves is counted from 0.
-        (AMD, {"ROCR_VISIBLE_DEVICES": "2,3"}),
-        (INTEL, {"CUDA_VISIBLE_DEVICES": "0", "ZE_AFFINITY_MASK": "3,1"}),
+        ("hip", {"ROCR_VISIBLE_DEVICES": "2,3"}),
+        ("xpu", {"CUDA_VISIBLE_DEVICES": "0", "ZE_AFFINITY_MASK": "3,1"}),
     ],
 )
-def test_the_launcher_gives_gpus_by_names_that_the_masks_know(machine, masks, be):
-    assert be(machine | masks)
+def test_the_launcher_gives_gpus_by_names_that_the_masks_know(kind, masks, be):
+    assert be(kind, masks)
 
 
 MARK = load_lesson("test-profile").LOADING
