@@ -125,52 +125,43 @@ def span(name, category, begin, end):
     return {"ph": "X", "name": name, "cat": category, "ts": begin, "dur": end - begin}
 
 
-def shares(folder, *events):
-    """Return how many of 100 microseconds are data, compute, communication, overlap, idle."""
-    step = span("ProfilerStep#5", "user_annotation", 0, 100)
-    trace = folder / "rank0.1.pt.trace.json"
-    trace.write_text(json.dumps({"traceEvents": [step, *events]}))
-    found = load_lesson("test-profile").time_shares(trace)
-    # One flag per microsecond, both ends of the time included.
-    return tuple(round(share * 101) for share in found.values())
-
-
 # The CPU asks for the work in the first 20, 10 of them for the data, and the GPU does it later: it
-# computes from 20 to 60 and from 80 to 90. c10d:: and nccl: are the CPU's calls.
+# computes from 20 to 60 and from 80 to 90. c10d: and nccl: are the CPU's calls.
 ON_GPU = [
+    span("ProfilerStep#5", "user_annotation", 0, 100),
     span(MARK, "user_annotation", 0, 10),
     span(MARK, "gpu_user_annotation", 20, 30),
     span("aten::index_select", "cpu_op", 0, 10),
     span("aten::conv2d", "cpu_op", 10, 20),
+    span("c10d::allreduce_", "cpu_op", 18, 20),
+    span("nccl:all_reduce", "user_annotation", 18, 20),
+    span("nccl:all_reduce", "gpu_user_annotation", 50, 80),
     span("index_kernel", "kernel", 20, 30),
     span("implicit_convolve_sgemm", "kernel", 30, 60),
     span("sgd_kernel", "kernel", 80, 90),
 ]
-KERNELS = {
-    "NCCL": "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
-    "RCCL": "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)",
-    "oneCCL": "oneccl_allreduce_small<float>",
-}
+# On a GPU that ranks share. The bar begins while it still computes what is to be sent.
+GLOO = [
+    span("gloo:all_reduce", "user_annotation", 22, 80),
+    span("gloo:all_reduce", "gpu_user_annotation", 60, 80),
+    span("Memcpy DtoH (Device -> Pinned)", "gpu_memcpy", 60, 65),
+    span("Memcpy HtoD (Pinned -> Device)", "gpu_memcpy", 78, 80),
+]
 
 
-@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
-def test_a_kernel_that_sends_is_communication(kernel, tmp_path):
-    backend = "xccl" if "oneccl" in kernel else "nccl"  # RCCL answers to NCCL's name
-    sent = [
-        span("c10d::allreduce_", "cpu_op", 18, 20),
-        span(f"{backend}:all_reduce", "user_annotation", 18, 20),
-        span(f"{backend}:all_reduce", "gpu_user_annotation", 50, 80),
-        span(kernel, "kernel", 50, 80),
-    ]
-    assert shares(tmp_path, *ON_GPU, *sent) == (10, 50, 30, 10, 21)
-
-
-def test_with_gloo_the_time_counts_from_the_copy_to_the_cpu(tmp_path):
-    """On a GPU that ranks share. The bar begins while it still computes what is to be sent."""
-    sent = [
-        span("gloo:all_reduce", "user_annotation", 22, 80),
-        span("gloo:all_reduce", "gpu_user_annotation", 60, 80),
-        span("Memcpy DtoH (Device -> Pinned)", "gpu_memcpy", 60, 65),
-        span("Memcpy HtoD (Pinned -> Device)", "gpu_memcpy", 78, 80),
-    ]
-    assert shares(tmp_path, *ON_GPU, *sent) == (10, 50, 15, 0, 26)
+@pytest.mark.parametrize(
+    ("sent", "shares"),
+    [
+        ([span("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "kernel", 50, 80)], (10, 50, 30, 10, 21)),
+        ([span("ncclDevKernel_Generic_4", "kernel", 50, 80)], (10, 50, 30, 10, 21)),  # of RCCL
+        ([span("oneccl_allreduce_small<float>", "kernel", 50, 80)], (10, 50, 30, 10, 21)),
+        (GLOO, (10, 50, 15, 0, 26)),  # it counts from the copy to the CPU
+    ],
+)
+def test_what_sends_is_communication(sent, shares, tmp_path):
+    """Of 100 microseconds: data, compute, communication, overlap, idle."""
+    trace = tmp_path / "rank0.1.pt.trace.json"
+    trace.write_text(json.dumps({"traceEvents": [*ON_GPU, *sent]}))
+    found = load_lesson("test-profile").time_shares(trace)
+    # One flag per microsecond, both ends of the time included.
+    assert tuple(round(share * 101) for share in found.values()) == shares

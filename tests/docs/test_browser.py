@@ -1,22 +1,46 @@
-"""The page to play with computes what the lessons compute."""
+"""In a real browser: the page to play with computes as the lessons do, and the slides fit."""
 
+import html
+import json
 import re
+import shutil
 from itertools import accumulate
+from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
-from browser import in_page
-from catalog import load
+from catalog import load, read_days
 from docs.pages import PLAY
 from runner import report
-from support.run import ROOT, load_lesson, recorded_output, seeded_rng
+from support.run import (
+    ROOT,
+    load_lesson,
+    open_in_browser,
+    recorded_output,
+    require_browser,
+    require_programs,
+    run,
+    seeded_rng,
+    skip_or_fail_in_ci,
+)
 
 COST, FSDP, TENSOR, PIPELINE = map(load_lesson, ("18", "15", "16", "17"))
 PREDICT = load("scripts/predict_step.py")
 BUBBLE = load("day2/exercises/solutions/17.3_fill_the_bubble.py")
 PAGE = (ROOT / PLAY).read_text()
+
+
+def in_page(text, page, function, given=None):
+    """Write a page with this text; return what a function of in_page.js returns in it."""
+    script = Path(__file__).with_name("in_page.js").read_text()
+    script += f"addEventListener('load', () => report({function}, {json.dumps(given)}));"
+    page.write_text(text.replace("</head>", f"<script>{script}</script></head>"))
+    dom = open_in_browser(f"file://{page}", page.with_name("profile"))
+    wrong, result = json.loads(html.unescape(re.search('"report">(.*?)</pre>', dom, re.S)[1]))
+    assert wrong == []
+    return result
 
 
 def choose(rng):
@@ -134,3 +158,27 @@ def test_the_page_reads_links_from_a_report_and_from_lesson_18(tmp_path):
     bus = re.findall(r"64 MB: .*\(bus +(.*)\)", own)[-1].replace(",", "")
     hop = re.search(r"size / (\S+) Gbit", files[1])[1]
     assert [link["gigabits"] for link in links] == pytest.approx([float(bus) * 8e-3, float(hop)])
+
+
+@pytest.mark.full
+def test_the_slides_can_be_built_and_nothing_is_cut_off(tmp_path):
+    require_programs("npm")
+    require_browser("Liberation Sans", "DejaVu Sans Mono")
+    slides, folder = ROOT / "slides", tmp_path / "slides"
+    made = shutil.ignore_patterns("node_modules", "*.html", "*.pdf")
+    shutil.copytree(slides, folder, ignore=made)
+    (tmp_path / "day1").mkdir()
+    shutil.copy(ROOT / "day1" / "CHEATSHEET.md", tmp_path / "day1")
+    if (slides / "node_modules" / "made-from").exists():
+        (folder / "node_modules").symlink_to(slides / "node_modules")
+    status, said = run([folder / "build.sh", "cheatsheet"], 200, tmp_path, None)
+    if not (folder / "node_modules" / "made-from").exists():
+        skip_or_fail_in_ci(f"npm could not install marp: {said}")
+    assert status == 0, said
+    assert (folder / "cheatsheet.pdf").read_bytes().startswith(b"%PDF-")
+    marp = [folder / "node_modules" / ".bin" / "marp", "--no-stdin", "--template", "bare"]
+    for day in read_days():
+        status, said = run([*marp, f"{day['id']}.md"], 200, folder, None)
+        assert status == 0, said
+        page = folder / f"{day['id']}.html"
+        assert in_page(page.read_text(), page, "unseen") == []
