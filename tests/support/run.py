@@ -45,9 +45,9 @@ def done(name):
 STUBBORN = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a program started now ignores it, too
-child = subprocess.Popen(["sleep", "600"], start_new_session=True{more})
+child = subprocess.Popen(["sleep", "600"], start_new_session=True)
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-os.write(1, f"started {{child.pid}}\\n".encode())
+os.write(1, f"started {child.pid}\\n".encode())
 """
 FAST = {"grace": 1, "settle": 1, "patience": 1}  # seconds, and no more on a busy machine
 # What a program begins with that uses the packages of scripts/.

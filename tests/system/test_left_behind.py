@@ -68,7 +68,7 @@ exit_with(main)
     ("name", "status"), [("INT", 130), ("HUP", 129), ("QUIT", 131), ("TERM", 143), ("KILL", -9)]
 )
 def test_whatever_ends_a_command_ends_what_it_waits_for(name, status):
-    stubborn = STUBBORN.format(more="") + "time.sleep(600)\n"
+    stubborn = STUBBORN + "time.sleep(600)\n"
     command = [sys.executable, "-c", WAITS, 1, stubborn]
     with processes.Job(command, 60, stderr=subprocess.STDOUT, **FAST) as job:
         next(job.lines())

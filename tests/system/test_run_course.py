@@ -13,7 +13,6 @@ from torch.utils.tensorboard import SummaryWriter
 
 RUN_COURSE = [sys.executable, ROOT / "scripts" / "runner" / "run_course.py"]
 
-LEAVES = STUBBORN.format(more="")
 # Lessons that take no time: {id: (the program, the verdict that it should get)}. They may take 4 s.
 STAND_INS = {
     "well": ("print('=> a claim: ok')", "ok"),
@@ -21,8 +20,8 @@ STAND_INS = {
     "silent": ("print('ends well, and proves nothing')", "no proof line"),
     "crashes": ("import os; os.kill(os.getpid(), 11)", "exit status -11"),
     "cannot": ("import sys; print('No <wheels>.'); sys.exit(69)", "skipped: No <wheels>."),
-    "hangs": (f"{LEAVES}time.sleep(600)", "stopped after 4 s, processes left: 1"),
-    "leaves": (f"{LEAVES}print('=> a claim: ok')", "processes left: 1"),
+    "hangs": (f"{STUBBORN}time.sleep(600)", "stopped after 4 s, processes left: 1"),
+    "leaves": (f"{STUBBORN}print('=> a claim: ok')", "processes left: 1"),
 }
 
 
