@@ -176,7 +176,7 @@ def test_what_is_said_on_stderr_tells_why_a_job_ended(lines, status, said, capfd
 @pytest.mark.parametrize(
     ("nodes", "on", "seen"),
     [
-        (1, "2 GPUs", ["2,3"]),
+        ("1x2", "2 GPUs", ["2,3", "2,3"]),  # as on a node: each sees all
         (2, "2 GPUs", ["2", "3"]),
         (3, "the CPU, because there are fewer GPUs than ranks", ["-1"] * 3),
     ],
