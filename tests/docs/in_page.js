@@ -1,4 +1,4 @@
-// What tests run in a page, before the page's own script: test_play.py, and at the end test_slides.py.
+// What test_browser.py runs in a page, before the page's own script.
 
 const wrong = [];
 addEventListener("error", (event) => wrong.push(event.message));

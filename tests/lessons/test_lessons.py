@@ -25,13 +25,11 @@ from support.run import (
 
 full = pytest.mark.full
 WITH_GPUS = "TEST_WITH_GPUS" in os.environ
-# A torch that was built without CUDA: the stand-in answers for it.
-NO_CUDA = {"PYTHONPATH": str(ROOT / "tests" / "gpu"), "STANDIN_KIND": "none"}
 # What the launcher says before the ranks begin.
 OF_THE_LAUNCHER = ("nodes: ", "rendezvous: ", "each rank: ")
 
 
-def run_short(lesson_id, ranks, arguments, folder, env=None):
+def run_short(lesson_id, ranks, arguments, folder):
     """Run a lesson as its page says; return (exit status, output).
 
     Each rank of Day 2 is on a simulated node of its own. Four are on two nodes.
@@ -40,11 +38,11 @@ def run_short(lesson_id, ranks, arguments, folder, env=None):
     if lesson["nodes"]:
         nodes = "2x2" if ranks == 4 else ranks
         command = ["--local", nodes, *lesson.get("launcher", []), ROOT / lesson["file"], *arguments]
-        return launch(*map(str, command), cwd=folder, env=env)
+        return launch(*map(str, command), cwd=folder)
     if CASES[lesson_id].ranks > 1:
         arguments = [str(ranks), *arguments]
     command = [sys.executable, ROOT / lesson["file"], *arguments]
-    return run(command, 200, folder, {"PYTHONUNBUFFERED": "1", **(env or {})})
+    return run(command, 200, folder, {"PYTHONUNBUFFERED": "1"})
 
 
 def fork_short(lesson_id, ranks, arguments, folder):
@@ -110,8 +108,7 @@ def test_a_lesson_prints_what_its_page_shows(lesson_id, tmp_path, tmp_path_facto
 )
 def test_a_lesson_runs_on_other_numbers_of_ranks(lesson_id, ranks, tmp_path, tmp_path_factory):
     arguments = arguments_of(lesson_id, tmp_path_factory, ranks=ranks)
-    env = NO_CUDA if ranks > 1 else None
-    status, output = run_short(lesson_id, ranks, arguments, tmp_path, env)
+    status, output = run_short(lesson_id, ranks, arguments, tmp_path)
     assert_proves(lesson_id, ranks, status, output, tmp_path, tmp_path_factory)
 
 

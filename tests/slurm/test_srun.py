@@ -12,7 +12,7 @@ import sys
 
 import processes
 import pytest
-from launcher import rank, rendezvous, srun_options
+from launcher import rank, rendezvous, slurm, srun_options
 from support.run import BEGIN, FAST, IMPORT, LAUNCHER, ROOT, launch, wait_for, wait_without_trouble
 
 FIRST = "launcher: 1700000002.250000 rank 5 on node2 ended with signal KILL"
@@ -87,9 +87,6 @@ def test_sigterm_for_a_task_reaches_its_rank_and_nobody_has_failed(tmp_path):
         ({"ib0": "10.9.0.1", "hsn0": "10.8.0.1"}, "10.8.0.1", ("node1", "hsn0")),
         # As Debian writes it into /etc/hosts.
         ({"lo": "127.0.0.1", "eth0": "10.0.0.1"}, "127.0.1.1", ("10.0.0.1", "eth0")),
-        # On a local cluster without namespaces nobody knows the name.
-        ({"lo": "127.0.0.1", "eth0": "10.0.0.1"}, None, ("10.0.0.1", "eth0")),
-        ({"lo": "127.0.0.1"}, None, ("127.0.0.1", "lo")),
         ({}, "10.0.0.1", ("node1", "")),  # none is found: gloo and NCCL choose themselves
     ],
 )
@@ -98,8 +95,7 @@ def test_a_node_is_reached_through_its_fast_network(
 ):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setattr(rendezvous, "interfaces", lambda: interfaces)
-    leads_to = [name_leads_to] if name_leads_to else []
-    monkeypatch.setattr(rendezvous, "addresses_of", lambda name: leads_to)
+    monkeypatch.setattr(rendezvous, "addresses_of", lambda name: [name_leads_to])
     assert rendezvous.address_and_interface("node1") == expected
 
 
@@ -111,36 +107,26 @@ def test_nccl_is_told_the_beginning_of_the_names_of_all_fast_cards(interface, ca
     assert rendezvous.interface_variables(interface) == expected
 
 
-# A stand-in for srun, for what a real one shows nowhere or only when a node is lost.
+@pytest.fixture
+def fake_command(tmp_path, monkeypatch):
+    """A function that writes a program into the first folder of PATH."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
-SRUN = """#!/bin/sh
-while [ "${1#-}" != "$1" ]; do shift; done
-SLURMD_NODENAME=node1 SLURM_NODEID=0 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_STEP_ID=0 \\
-  SLURM_STEP_NUM_TASKS=1 SLURM_STEP_TASKS_PER_NODE=1 SLURM_CPUS_ON_NODE=4 exec "$@"
-"""
-JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURM_JOB_CPUS_PER_NODE": "4"}
-JOB |= {"SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1"}
-# Starts no container, but has none of Slurm's commands either.
+    def write(name, text):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+
+    return write
+
+
+# Starts no container.
 APPTAINER = f"""#!/bin/sh
 test "$1 $2 $3 $4 $5 $6" = "exec --nv --bind COURSE IMAGE python3" || exit 1
 shift 6
-PATH=/usr/bin:/bin IN_CONTAINER=yes exec {shlex.quote(sys.executable)} "$@"
+IN_CONTAINER=yes exec {shlex.quote(sys.executable)} "$@"
 """
 
 
-@pytest.fixture
-def in_a_job(fake_command, monkeypatch):
-    """Commands in PATH that answer for Slurm, and the variables of a job on node1."""
-    fake_command("srun", SRUN)
-    fake_command("scontrol", "#!/bin/sh\necho node1\n")
-    for name in [*os.environ]:
-        if name.startswith(("SLURM_", "MASTER_", "GLOO_", "NCCL_")):
-            monkeypatch.delenv(name)
-    for name, value in JOB.items():
-        monkeypatch.setenv(name, value)
-
-
-@pytest.mark.usefixtures("in_a_job")
 def test_python_may_be_the_script_of_the_page_that_starts_a_container(fake_command, tmp_path):
     page = (ROOT / "day2" / "SITES.md").read_text()
     script = re.search(r"^```sh\n(#!/bin/sh\nexec apptainer .*?)^```$", page, re.M | re.S)[1]
@@ -149,20 +135,18 @@ def test_python_may_be_the_script_of_the_page_that_starts_a_container(fake_comma
     fake_command("apptainer", APPTAINER)
     text = "import os, sys\nprint(sys.argv[1:], os.environ['IN_CONTAINER'])\nsys.exit(3)"
     (tmp_path / "rank.py").write_text(text)
-    env = {"PYTHON": "./container.sh"}
-    status, output = launch("rank.py", "a b", "--", "-x", cwd=tmp_path, env=env)
-    assert status == 3, output
-    assert "nodes: node1, ranks on each: 1, in all: 1\nrendezvous: " in output
-    assert "\n['a b', '--', '-x'] yes\n" in output
-    assert "The first to fail: rank 0 on node1 ended with exit status 3.\n" in output
+    env = TASK | {"PYTHON": "./container.sh"}
+    status, output = launch("--as-task", "rank.py", "a b", "--", "-x", cwd=tmp_path, env=env)
+    assert (status, output.splitlines()[0]) == (3, "['a b', '--', '-x'] yes")
 
 
-@pytest.mark.usefixtures("in_a_job")
-def test_on_several_nodes_an_address_of_this_machine_is_refused(fake_command, tmp_path):
-    fake_command("scontrol", "#!/bin/sh\necho node1 node2\n")
-    status, output = launch("9", cwd=tmp_path, env={"MASTER_ADDR": "127.0.0.1"})
-    sentence = "MASTER_ADDR is 127.0.0.1, where each node finds only itself: unset MASTER_ADDR\n"
-    assert (status, output) == (1, sentence)
+def test_on_several_nodes_an_address_of_this_machine_is_refused(monkeypatch):
+    for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE"):
+        monkeypatch.setenv(name, "7")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setattr(subprocess, "check_output", lambda *_: b"node1 node2")
+    with pytest.raises(SystemExit, match="where each node finds only itself: unset MASTER_ADDR"):
+        slurm.nodes_of_job()
 
 
 def test_an_srun_that_waits_for_a_lost_node_is_killed(fake_command):

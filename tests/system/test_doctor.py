@@ -10,7 +10,7 @@ import pytest
 import torch
 from catalog import read_requirements
 from doctor import probe, table
-from support.run import ROOT, copy_tree, run
+from support.run import ROOT, copy_tree, run, skip_or_fail_in_ci
 
 DOCTOR = ROOT / "scripts" / "doctor.sh"
 
@@ -32,7 +32,7 @@ def test_all_is_well_on_simulated_nodes(tmp_path):
     assert re.search(r"^ok   all_reduce: 4 MB at \d.* MB/s, gloo, cpu$", output, re.M)
 
 
-# Is imported by every Python before all else; takes effect on rank 1.
+# Is imported by every Python before all else; takes effect on rank 1 of the doctor.
 HOOK = """
 import os, sys, time
 if os.environ.get("RANK") == "1" and "probe.py" in " ".join(sys.orig_argv):
@@ -52,7 +52,9 @@ def test_what_is_wrong_is_said_all_at_once(tmp_path):
     home, elsewhere = tmp_path / "my course", tmp_path / "somewhere else"
     for folder in ("scripts", "day2"):
         copy_tree(ROOT / folder, home / folder)
-    shutil.copy(ROOT / "requirements.txt", home)
+    for file in ("requirements.txt", "data/README.md"):
+        (home / file).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / file, home / file)
     elsewhere.mkdir()
     what = "import importlib.metadata as m; m.version = lambda name, of=m.version: of(name + hide)"
     env = plant(tmp_path, what.replace("hide", '"-hidden" * (name == "h5py")'))
@@ -66,37 +68,19 @@ def test_what_is_wrong_is_said_all_at_once(tmp_path):
 
 
 @pytest.mark.full
-def test_a_wrong_interface_is_named_with_those_that_there_are(tmp_path):
-    """The ranks meet, but cannot send, as with a firewall that lets only MASTER_PORT through."""
-    env = {"GLOO_SOCKET_IFNAME": "nosuch0"}
+@pytest.mark.parametrize(
+    ("check", "says", "what"),
+    [
+        ("all_reduce", r".* the interface is nosuch0 \(of lo", ""),  # they meet, but cannot send
+        ("answers", "rank (0, )?1 did not answer; answers came only from ", "time.sleep(100)"),
+        ("answers", "rank (0, )?1 did not answer; ", "os.kill(os.getpid(), 11)"),
+    ],
+)
+def test_a_rank_that_cannot_send_or_hangs_or_dies_is_named(check, says, what, tmp_path):
+    env = plant(tmp_path, what) if what else {"GLOO_SOCKET_IFNAME": "nosuch0"}
     status, output, problems = diagnose("--local", "2", cwd=tmp_path, env=env)
     assert status == 1
-    assert set(problems) == {"all_reduce"}, output
-    assert "the interface is nosuch0 (of lo" in problems["all_reduce"]
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("what", ["time.sleep(100)", "os.kill(os.getpid(), 11)"])
-def test_a_rank_that_hangs_or_dies_is_named(what, tmp_path):
-    env = plant(tmp_path, what)
-    status, output, problems = diagnose("--local", "2", cwd=tmp_path, env=env)
-    assert status == 1
-    # Where it dies, the launcher names it and may end the other before that one has answered.
-    assert re.match(r"rank (0, )?1 did not answer; answers came only from ", problems["answers"])
-    assert "\n=> not ready: " in output
-
-
-def test_the_exit_status_is_the_verdicts(tmp_path):
-    """The launcher may have been stopped: the answers of all ranks are there."""
-    lines = ["nodes: node1 node2, ranks on each: 1, in all: 2"]
-    lines += [json.dumps(facts_of(rank)) for rank in (0, 1)]
-    copy_tree(ROOT / "scripts", tmp_path / "scripts")
-    launcher = tmp_path / "scripts" / "multinode_setup_and_run.sh"
-    launcher.write_text("#!/bin/sh\ncat <<'END'\n" + "\n".join(lines) + "\nEND\nexit 124\n")
-    command = tmp_path / "scripts" / "doctor.sh"
-    status, output, problems = diagnose("--local", "2", cwd=tmp_path, command=command)
-    assert (status, problems) == (0, {}), output
-    assert output.endswith("=> ready: 5 checks ok, 2 ranks\n")
+    assert re.match(says, problems[check]), output
 
 
 def test_outside_of_an_allocation_it_says_where_to_go(tmp_path):
@@ -119,46 +103,48 @@ def test_a_rank_says_what_is_wrong_with_its_machine(tmp_path, monkeypatch):
     assert probe.check_cpus().startswith("1, although you asked for 4. See --cpu-bind")
     monkeypatch.setattr(probe, "SHM", 2**60)
     assert "MB free. Remove" in probe.check_shm()
-
     monkeypatch.setattr(probe, "has_gpus", lambda: True)
     for cuda, words in (("12.6", "torch sees no GPU, though"), (None, "for CPUs only, but there")):
         monkeypatch.setattr(torch.version, "cuda", cuda)
         assert words in probe.find_gpus()[2]
 
 
-# The checks of all ranks together, with facts that are made up.
-
-SAME = ["as it should be", "", "Be as the others"]
-
-
-def facts_of(number, **changes):
-    """Return what a rank of two prints, on a node of its own where all is well."""
-    checks = dict.fromkeys(("torch", "GPUs", "rendezvous", "all_reduce"), SAME) | changes
+def facts_of(number, **wrong):
+    """Return what a rank prints, made up; wrong: {check: (what it found, what is wrong)}."""
+    checks = dict.fromkeys(("torch", "GPUs", "rendezvous", "all_reduce"), ("as it should be", ""))
+    checks = {name: [*found, "Be as the others"] for name, found in (checks | wrong).items()}
     return {"rank": number, "node": f"node{number + 1}", "checks": checks}
 
 
-def problems_of(*ranks):
-    """Return {check: what it says is wrong} of some ranks."""
-    found = table.make_table(len(ranks), list(ranks))
-    return {name: problem for name, _, problem in found if problem}
-
-
-BAD = {"torch": ["", "is too old", ""], "rendezvous": ["", "follows from it", ""]}
-OTHER = {"torch": ["another", "", ""]}
-TIMED_OUT = {"rendezvous": ["", "timed out", ""], "all_reduce": ["", "never done", ""]}
+OLD = {"torch": ("", "is too old"), "rendezvous": ("", "follows from it")}
+TIMED_OUT = {"rendezvous": ("", "timed out"), "all_reduce": ("", "never done")}
 
 
 @pytest.mark.parametrize(
     ("name", "first", "second", "words"),
     [
-        ("torch", {}, OTHER, "as it should be on node1; another on node2. Be as the others"),
-        ("torch", {}, BAD, "on node2: is too old"),
-        ("torch", BAD, BAD, "on node1, node2: is too old"),
+        ("torch", {}, {"torch": ("other", "")}, "as it should be on node1; other on node2. Be as"),
+        ("torch", {}, OLD, "on node2: is too old"),  # and nothing of what follows from it
+        ("torch", OLD, OLD, "on node1, node2: is too old"),
         # The first rank waits for the others, so it can only say that they never arrived.
-        ("rendezvous", {"rendezvous": ["", "!", ""]}, TIMED_OUT, "on node2: timed out"),
+        ("rendezvous", {"rendezvous": ("", "!")}, TIMED_OUT, "on node2: timed out"),
     ],
 )
 def test_a_check_names_the_node_and_what_to_do(name, first, second, words):
-    problems = problems_of(facts_of(0, **first), facts_of(1, **second))
-    assert set(problems) == {name}  # and not what follows from it
+    rows = table.make_table(2, [facts_of(0, **first), facts_of(1, **second)])
+    problems = {check: problem for check, _, problem in rows if problem}
+    assert set(problems) == {name}
     assert problems[name].startswith(words)
+
+
+def test_the_exit_status_is_the_verdicts(tmp_path):
+    """The launcher may have been stopped: the answers of all ranks are there."""
+    lines = ["nodes: node1 node2, ranks on each: 1, in all: 2"]
+    lines += [json.dumps(facts_of(rank)) for rank in (0, 1)]
+    copy_tree(ROOT / "scripts", tmp_path / "scripts")
+    launcher = tmp_path / "scripts" / "multinode_setup_and_run.sh"
+    launcher.write_text("#!/bin/sh\ncat <<'END'\n" + "\n".join(lines) + "\nEND\nexit 124\n")
+    command = tmp_path / "scripts" / "doctor.sh"
+    status, output, problems = diagnose("--local", "2", cwd=tmp_path, command=command)
+    assert (status, problems) == (0, {}), output
+    assert output.endswith("=> ready: 5 checks ok, 2 ranks\n")

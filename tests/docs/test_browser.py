@@ -1,25 +1,46 @@
-"""The page to play with computes what the lessons compute."""
+"""In a real browser: the page to play with computes as the lessons do, and the slides fit."""
 
+import html
+import json
 import re
-from argparse import Namespace
+import shutil
 from itertools import accumulate
-from types import SimpleNamespace
+from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
-from browser import in_page
-from catalog import load
+from catalog import load, read_days
 from docs.pages import PLAY
 from runner import report
-from support.run import ROOT, load_lesson, recorded_output, seeded_rng
-from torch.distributed.pipelining import ScheduleInterleaved1F1B
+from support.run import (
+    ROOT,
+    load_lesson,
+    open_in_browser,
+    recorded_output,
+    require_browser,
+    require_programs,
+    run,
+    seeded_rng,
+    skip_or_fail_in_ci,
+)
 
 COST, FSDP, TENSOR, PIPELINE = map(load_lesson, ("18", "15", "16", "17"))
 PREDICT = load("scripts/predict_step.py")
 BUBBLE = load("day2/exercises/solutions/17.3_fill_the_bubble.py")
 PAGE = (ROOT / PLAY).read_text()
+
+
+def in_page(text, page, function, given=None):
+    """Write a page with this text; return what a function of in_page.js returns in it."""
+    script = Path(__file__).with_name("in_page.js").read_text()
+    script += f"addEventListener('load', () => report({function}, {json.dumps(given)}));"
+    page.write_text(text.replace("</head>", f"<script>{script}</script></head>"))
+    dom = open_in_browser(f"file://{page}", page.with_name("profile"))
+    wrong, result = json.loads(html.unescape(re.search('"report">(.*?)</pre>', dom, re.S)[1]))
+    assert wrong == []
+    return result
 
 
 def choose(rng):
@@ -90,79 +111,34 @@ def check_fit(s, fit):
         assert FSDP.compare_all_three(*runs, (torch.zeros(1), [size], model)) == 0
     assert [one[x] for x in names] == [ranks * x for x in counts[:3]]
     assert ways["ZeRO-1"]["bytes"] == one | {"states": sharded["states"]}
-    # What lesson 16's layer keeps: all of it, or a tensor rank's part.
-    mesh = mock.MagicMock()
-    mesh.get_local_rank.return_value = 0
-    for parts, kept in ((1, one), (gpus, ways["tensor"]["bytes"])):
-        layer = TENSOR.Layer()
-        mesh["tensor"].size.return_value = parts
-        TENSOR.split_by_hand(SimpleNamespace(layers=[layer]), mesh)
-        x = torch.zeros(parts * s["texts"], s["length"], s["width"], requires_grad=True)
-        with mock.patch.object(dist, "all_reduce"):
-            _, counted = PIPELINE.forward(layer, x)
-        assert kept["activations"] == pytest.approx(s["layers"] * counted, rel=0.05)
-    # The times.
-    args = Namespace(parameters=size / 4, samples=1, step_ms=fit["computing"], bytes=8)
-    args.gpus_per_node = gpus
-    args.latency_us, args.link, args.link_within = s["latency"], s["gigabits"], s["within"]
-    step, node = (PREDICT.make_step(count, 1, args) for count in (ranks, gpus))
-    assert ways["DDP"]["step"] == pytest.approx(COST.step_ms(step))
-    ring, pieces = step.link._replace(tree=False), s["layers"] + 3
-    whole = COST.all_reduce_ms(size / 1e6, ranks, ring)
-    assert ways["ZeRO-1"]["hides"] + ways["ZeRO-1"]["waits"] == pytest.approx(whole)
-    piece = COST.all_reduce_ms(size / 1e6 / pieces, ranks, ring)
-    assert ways["FSDP"]["hides"] == pytest.approx(1.5 * pieces * piece)
-    if s["vocabulary"] == 128:  # as in lessons 16 and 17
-        parameters, *sizes = TENSOR.by_formula(nodes, gpus, s["texts"] * ranks)
-        shared = step.link._replace(bandwidth=step.link.bandwidth / gpus)
-        links = [(gpus, node.link)] * (len(sizes) - (nodes > 1)) + [(nodes, shared)]
-        sending = [COST.all_reduce_ms(x / 1e6, *link) for x, link in zip(sizes, links)]
-        found = ways["tensor"]
-        assert found["bytes"]["parameters"] == 4 * parameters
-        assert found["waits"] + found["hides"] == pytest.approx(sum(sending))
-        for i, stage in enumerate(ways.get("pipeline", {"stages": []})["stages"]):
-            with torch.device("meta"):
-                own = PIPELINE.Stage(i, ranks).parameters()
-            assert stage["parameters"] == 4 * sum(x.numel() for x in own)
 
 
 def check_schedule(s, found):
-    name, ranks, parts, halves = s["name"], s["ranks"], s["parts"], 1
-    short = {"FORWARD": "F", "FULL_BACKWARD": "BW", "forward": "F", "backward": "BW"}
-    if name == "interleaved":  # by PyTorch
-        halves = 2
-        known = {"group_size": ranks, "group_rank": 0, "num_stages": 2 * ranks}
-        known["stage_index_to_group_rank"] = {i: i % ranks for i in range(2 * ranks)}  # torch 2.6
-        both = [SimpleNamespace(**known, stage_index=i * ranks) for i in range(2)]
-        if parts % ranks:  # no full rounds
-            assert found is None
-            return
-        order = ScheduleInterleaved1F1B(both, parts).pipeline_order.values()
-        todo = [[[short[x[1].name], x[2], x[0]] for x in row if x] for row in order]
-        assert found["idle"] == pytest.approx((ranks - 1) / (2 * parts + ranks - 1))
+    name, ranks, parts = s["name"], s["ranks"], s["parts"]
+    if name == "interleaved":
+        assert (found is None) == bool(parts % ranks)  # no full rounds
+        if found:
+            assert found["idle"] == pytest.approx((ranks - 1) / (2 * parts + ranks - 1))
+        return
+    short = {"forward": "F", "backward": "BW"}
+    make = PIPELINE.SCHEDULES.get(name, BUBBLE.zero_bubble)
+    lists = [make(stage, ranks, parts) for stage in range(ranks)]
+    todo = [[[short.get(x, x), i, stage] for x, i in row] for stage, row in enumerate(lists)]
+    if name == "zero bubble" or s["backward"] == 2:
+        table = BUBBLE.slots(todo)
     else:
-        make = PIPELINE.SCHEDULES.get(name, BUBBLE.zero_bubble)
-        lists = [make(stage, ranks, parts) for stage in range(ranks)]
-        todo = [[[short.get(x, x), i, stage] for x, i in row] for stage, row in enumerate(lists)]
-        if name == "zero bubble" or s["backward"] == 2:
-            table = BUBBLE.slots(todo)
-        else:
-            table = PIPELINE.slots([[(*x, 0) for x in row] for row in lists])
-        assert found["table"] == [" ".join(row) for row in table]
-        idle = sum(row.count("..") for row in table)
-        assert found["idle"] == pytest.approx(idle / ranks / len(table[0]))
-    assert [[[x["what"], x["number"], x["stage"]] for x in row] for row in found["rows"]] == todo
+        table = PIPELINE.slots([[(*x, 0) for x in row] for row in lists])
+    assert found["table"] == [" ".join(row) for row in table]
+    idle = sum(row.count("..") for row in table)
+    assert found["idle"] == pytest.approx(idle / ranks / len(table[0]))
     change = {"F": 1, "B": 0, "BW": -1, "W": -1}
-    assert found["held"] == [max(accumulate(change[x] for x, *_ in row)) / halves for row in todo]
-    silent = {("F", halves * ranks - 1), ("B", 0), ("BW", 0)}
-    sends = [x != "W" and (x, stage) not in silent for row in todo for x, _, stage in row]
-    assert found["messages"] == sum(sends)
+    assert found["held"] == [max(accumulate(change[x] for x, *_ in row)) for row in todo]
 
 
 def test_the_page_computes_what_the_lessons_compute(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "slides" / "figures")
     rng = seeded_rng()
-    chosen = [choose(rng) for _ in range(200)]
+    chosen = [choose(rng) for _ in range(60)]
     computed = in_page(PAGE, tmp_path / "play.html", "compute", chosen)
     for s, found in zip(chosen, computed, strict=True):
         print(s)
@@ -182,3 +158,27 @@ def test_the_page_reads_links_from_a_report_and_from_lesson_18(tmp_path):
     bus = re.findall(r"64 MB: .*\(bus +(.*)\)", own)[-1].replace(",", "")
     hop = re.search(r"size / (\S+) Gbit", files[1])[1]
     assert [link["gigabits"] for link in links] == pytest.approx([float(bus) * 8e-3, float(hop)])
+
+
+@pytest.mark.full
+def test_the_slides_can_be_built_and_nothing_is_cut_off(tmp_path):
+    require_programs("npm")
+    require_browser("Liberation Sans", "DejaVu Sans Mono")
+    slides, folder = ROOT / "slides", tmp_path / "slides"
+    made = shutil.ignore_patterns("node_modules", "*.html", "*.pdf")
+    shutil.copytree(slides, folder, ignore=made)
+    (tmp_path / "day1").mkdir()
+    shutil.copy(ROOT / "day1" / "CHEATSHEET.md", tmp_path / "day1")
+    if (slides / "node_modules" / "made-from").exists():
+        (folder / "node_modules").symlink_to(slides / "node_modules")
+    status, said = run([folder / "build.sh", "cheatsheet"], 200, tmp_path, None)
+    if not (folder / "node_modules" / "made-from").exists():
+        skip_or_fail_in_ci(f"npm could not install marp: {said}")
+    assert status == 0, said
+    assert (folder / "cheatsheet.pdf").read_bytes().startswith(b"%PDF-")
+    marp = [folder / "node_modules" / ".bin" / "marp", "--no-stdin", "--template", "bare"]
+    for day in read_days():
+        status, said = run([*marp, f"{day['id']}.md"], 200, folder, None)
+        assert status == 0, said
+        page = folder / f"{day['id']}.html"
+        assert in_page(page.read_text(), page, "unseen") == []
