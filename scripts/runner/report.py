@@ -7,6 +7,7 @@ A result is a dict: id, idea and figure of the lesson; what run_lesson returns; 
 the event files that the lesson wrote.
 """
 
+import contextlib
 import io
 import re
 import time
@@ -18,6 +19,7 @@ from markupsafe import Markup, escape
 from matplotlib import style
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from records import read_values, value
 from runner.run_lesson import summary
 from system_info import described
 
@@ -98,6 +100,21 @@ def draw(well):
     return figures
 
 
+# Values that depend on the machine, by their names in values.toml, and their units. play.html reads
+# how fast the ring is.
+SPEEDS = {"images_per_s": "images/s", "bus_64_mb": "MB/s of 64 MB", "hidden": "hidden"}
+
+
+def speeds(result, values):
+    """Return how long a lesson took and how fast it was, a list of texts with units."""
+    texts = [f"{result['seconds']:.1f} s"]
+    for name, unit in SPEEDS.items():
+        with contextlib.suppress(ValueError):  # it printed none
+            found = value(values, f"{result['id']}.{name}", result["output"].splitlines())
+            texts.append(f"{found} {unit}")
+    return texts
+
+
 def code(text):
     """Return a text as HTML, with the parts between backticks as code."""
     return Markup(re.sub("`(.+?)`", r"<code>\1</code>", str(escape(text))))
@@ -113,7 +130,7 @@ def write(path, results, command):
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["code"] = code
     page = environment.from_string(template).render(
-        results=results,
+        results=[{**x, "speeds": speeds(x, read_values())} for x in results],
         summary=summary(results),
         figures=draw(well),
         here=f"{described()} ({time.strftime('%Y-%m-%d %H:%M')}, `{command}`)",
