@@ -33,23 +33,19 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def test_lesson_11_refuses_a_tmpdir_that_no_worker_can_send_from(tmp_path):
-    tmp = tmp_path / ("x" * 80)
-    tmp.mkdir()
-    sentence = r"workers cannot send, set TMPDIR to a short path: AF_UNIX path too long"
-    few = ("--file", nine_images(tmp_path), "--batch-size", 1)
-    job = lesson("11", *few, cwd=tmp_path, env=ALONE | {"TMPDIR": str(tmp)})
-    fault = "TMPDIR is a path of more than 75 letters, lesson 11"
-    job.check(fault, sentence, "`export TMPDIR=/tmp`", status=2)
-
-
-def test_ratings_that_are_too_few_for_their_files(tmp_path):
-    rows = "userId,movieId,rating,timestamp\n" + "1,2,3.5,4\n" * 5
-    (tmp_path / "five.csv").write_text(rows)
-    options = ("--csv", "five.csv", "--folder", "few", "--files", 3)
+@pytest.mark.parametrize(
+    ("fault", "row", "says"),
+    [
+        ("fewer ratings than files need", "1,2,3.5,4", "^5 ratings are too few for 3 files: .*"),
+        ("a rating that is no number", "1,2,good,4", r": line 7: could not convert string 'good'"),
+    ],
+)
+def test_a_csv_that_cannot_be_used(fault, row, says, tmp_path):
+    rows = ["userId,movieId,rating,timestamp", "", *["1,2,3.5,4"] * 4, row]
+    (tmp_path / "own.csv").write_text("\n".join(rows) + "\n")
+    options = ("--csv", "own.csv", "--folder", "few", "--files", 3)
     job = lesson("create_ratings", *options, cwd=tmp_path)
-    says = "^5 ratings are too few for 3 files: each needs 2, so take fewer --files$"
-    job.check("create_ratings.py: fewer ratings than files need", says, "As it says.", status=1)
+    job.check(f"create_ratings.py: {fault}", says, "As it says.", status=1)
     assert not (tmp_path / "few").exists()
 
 
@@ -76,10 +72,7 @@ def write_copies(folder, lesson_id, tmp_path_factory):
     ("command", "says"),
     [
         ("11 --file nine.h5 --batch-size 1", r"h5 is not the same on ranks \[1\] as on"),
-        (
-            "13 --data . --global-batch-size 2",
-            r"^train differs: on rank 0 2 .*, on rank 1 2 .*? with ",
-        ),
+        ("13 --data . --global-batch-size 2", "^train differs: on rank 0 2 .*, on rank 1 2 "),
         ("19 --folder ratings", r"ratings is not the same on ranks \[1\] as on rank 0\."),
     ],
 )
@@ -157,9 +150,6 @@ def test_the_newest_whole_snapshot_is_loaded(damage, tmp_path, capsys, monkeypat
     for epoch in (0, 1):
         lesson.save({"epoch": epoch, "model": {"weight": torch.arange(1000.0)}}, path)
     assert lesson.load(path)["epoch"] == 1
-    aside = path.rename(tmp_path / "aside")  # as when a save is killed between its two renames
-    assert lesson.load(path)["epoch"] == 0
-    aside.rename(path)
     assert capsys.readouterr().out == ""
     whole = bytearray(path.read_bytes())
     if damage == "truncated":

@@ -56,7 +56,7 @@ def test_a_lesson_of_day_1_is_stopped(how, tmp_path):
     else:
         job.hit(how.removeprefix("kill -"))
     if how == "kill -KILL":  # nobody is left who could remove the folder where they met
-        job.known = ("tmp",)
+        job.known += ("tmp",)
     output = job.check(f"{how}, Day 1", None, "All ranks end with it.")
     assert "Traceback" not in output
 

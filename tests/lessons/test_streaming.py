@@ -3,7 +3,6 @@
 import importlib
 import re
 import sys
-import tracemalloc
 
 import h5py
 import numpy as np
@@ -80,16 +79,6 @@ def test_what_is_wrong_with_pictures_is_said_in_a_line(tmp_path):
     assert not (tmp_path / "pictures.h5").exists()
 
 
-def numbered(path, count, chunk_size, shape=(28, 28)):
-    """Write a file in which each pixel holds the number of its image, below 256."""
-    numbers = np.arange(count)
-    with h5py.File(path, "w") as file:
-        images = np.broadcast_to(numbers.astype(np.uint8)[:, None, None], (count, *shape))
-        file.create_dataset("images", data=images, chunks=(chunk_size, *shape))
-        file["labels"] = numbers
-    return path
-
-
 @pytest.mark.parametrize(
     ("ranks", "workers", "count", "chunk_size", "method"),
     [
@@ -103,8 +92,12 @@ def numbered(path, count, chunk_size, shape=(28, 28)):
 def test_each_image_at_most_once_and_as_many_batches_on_each_rank(
     ranks, workers, count, chunk_size, method, tmp_path
 ):
-    path = numbered(tmp_path / "small.h5", count, chunk_size)
-    found = [], []
+    """Each pixel holds the number of its image, below 256."""
+    path, numbers, found = tmp_path / "small.h5", np.arange(count), ([], [])
+    with h5py.File(path, "w") as file:
+        images = np.broadcast_to(numbers.astype(np.uint8)[:, None, None], (count, 28, 28))
+        file.create_dataset("images", data=images, chunks=(chunk_size, 28, 28))
+        file["labels"] = numbers
     options = {"num_workers": workers, "persistent_workers": workers > 0}
     for rank in range(ranks):
         stream = lesson.ChunkStream(path, 4, rank, ranks, 0, 3)
@@ -127,16 +120,3 @@ def test_each_image_at_most_once_and_as_many_batches_on_each_rank(
         assert len(seen) == len(set(seen)) == each * readers
         orders.append(seen)
     assert orders[0] != orders[1]
-
-
-def test_one_buffer_for_all_chunks_and_batches_of_their_own(tmp_path):
-    """A batch stays as it is while later ones are read, and no round takes more memory."""
-    path = numbered(tmp_path / "small.h5", 250, 10, (64, 64))
-    stream = lesson.ChunkStream(path, 16, 0, 1, 0, 4)
-    tracemalloc.start()  # numpy and h5py tell it of their arrays
-    kept = list(stream)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert torch.cat([labels for _, labels in kept]).unique().numel() == 15 * 16
-    assert all((images == labels[:, None, None]).all() for images, labels in kept)
-    assert peak < 80 * 64 * 64  # a buffer of 66 images, and not a second one of 40
