@@ -20,12 +20,8 @@ EXACT, OFF = 1e-5, 1e-3  # gaps to what one process has: rounding, and another t
 
 def table():
     """Return {fault: what finds it} of the page's table, but for those that an exercise has."""
-    rows = [line[2:-2].split(" | ") for line in PAGE.splitlines() if line.startswith("| ")]
-    return {
-        row[0]: row[2].partition(", or ")[0]
-        for row in rows
-        if row[0] != "fault" and "exercise" not in row[1]
-    }
+    rows = re.findall(r"^\| (?!fault )(.*) \| (?!.*: exercise)(.*) \| (.*) \|$", PAGE, re.M)
+    return {fault: found for fault, _, found in rows}
 
 
 def gap(seen, alone):
