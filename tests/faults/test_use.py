@@ -104,7 +104,7 @@ def test_a_number_that_cannot_work_is_refused(lesson_id, monkeypatch, capsys):
         refuses("50")  # torchrun has started two
 
 
-def test_force_replaces_only_what_an_earlier_run_wrote(tmp_path):
+def test_nothing_is_replaced_but_with_force_what_an_earlier_run_wrote(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     ratings = tmp_path / "ratings"
     ratings.mkdir()
@@ -112,13 +112,15 @@ def test_force_replaces_only_what_an_earlier_run_wrote(tmp_path):
         (ratings / name).write_text("kept")
     before = sorted(tmp_path.rglob("*"))
     for lesson_id, options, says in (
-        ("create_mnist_h5", ["--file", tmp_path / "fifo"], "fifo is no ordinary file, so it stays"),
-        ("create_ratings", ["--folder", ratings], "could not be written: it holds other files"),
-        ("create_ratings", ["--folder", tmp_path / "fifo"], "could not be written: .*Not a dir"),
-        ("create_ratings", ["--folder", tmp_path / "no" / "such"], "could not be written: .*No su"),
+        ("create_mnist_h5", ["--file", tmp_path / "fifo", "--force"], "fifo is no ordinary file"),
+        ("create_mnist_h5", ["--file", ratings / "thesis.txt"], "already exists.*: --force"),
+        ("create_ratings", ["--folder", ratings], "already exists.*: --force"),
+        ("create_ratings", ["--folder", ratings, "--force"], "it holds other files"),
+        ("create_ratings", ["--folder", tmp_path / "fifo", "--force"], "written: .*Not a dir"),
+        ("create_ratings", ["--folder", tmp_path / "no" / "such"], "written: .*No such"),
     ):
         lesson = load_lesson(lesson_id)
-        argv = ["lesson", "--force", *map(str, options)]
+        argv = ["lesson", *map(str, options)]
         with mock.patch.object(sys, "argv", argv), pytest.raises(SystemExit, match=says):
             lesson.main(lesson.parse_args())
     assert sorted(tmp_path.rglob("*")) == before

@@ -20,22 +20,6 @@ sys.path.insert(0, str(LESSON.parent))
 lesson = importlib.import_module(LESSON.stem)
 
 
-def test_a_file_that_is_there_stays_unless_forced_to_be_another(tmp_path):
-    path = tmp_path / "mnist.h5"
-    path.write_text("precious")
-    output = output_of(run_ranks(1, CREATE, "--file", path, cwd=tmp_path), 1)
-    assert output.strip() == f"{path} already exists. To write it again: --force"
-    assert path.read_text() == "precious"
-    other = ("--force", "--gzip", 1, "--copies", 2, "--chunk-size", 1000)
-    output = output_of(run_ranks(1, CREATE, "--file", path, *other, cwd=tmp_path))
-    with h5py.File(path) as file:
-        images = file["images"]
-        assert images.shape == (120_000, 28, 28)
-        assert images.chunks == (1000, 28, 28)
-        assert images.compression == "gzip"
-        assert (images[60_000:60_100] == images[:100]).all()
-
-
 def pack(folder):
     """Run the script of the page in a folder. Return (status, output)."""
     code = re.search(r"```python\n(import.*?)```", PAGE.read_text(), re.S)[1]
