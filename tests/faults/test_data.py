@@ -4,18 +4,15 @@ import os
 import subprocess
 
 import h5py
-import numpy as np
 import pytest
 import torch
 from faults import lesson, nine_images, saw
 from PIL import Image
-from support.cases import written_by
 from support.forked_ranks import run_ranks
 from support.run import (
     ALONE,
     LESSONS,
     ROOT,
-    copy_tree,
     full,
     load_lesson,
     skip_or_fail_in_ci,
@@ -49,23 +46,18 @@ def test_a_csv_that_cannot_be_used(fault, row, says, tmp_path):
     assert not (tmp_path / "few").exists()
 
 
-def write_copies(folder, lesson_id, tmp_path_factory):
+def write_copies(folder, lesson_id):
     """Write the data of a lesson in the folders of two ranks, not quite the same."""
     for rank in "01":
         (folder / rank).mkdir()
         if lesson_id == "11":
             with h5py.File(nine_images(folder / rank), "a") as file:
                 file["labels"][8] = int(rank)
-        elif lesson_id == "13":
+        else:
             for name in ("0.png", f"1{rank}.png"):
                 for part in ("train/red", "val/red"):
                     (folder / rank / part).mkdir(parents=True, exist_ok=True)
                     Image.new("RGB", (80, 80)).save(folder / rank / part / name)
-        else:
-            ratings = folder / rank / "ratings"
-            copy_tree(written_by("create_ratings", tmp_path_factory) / "ratings", ratings)
-            one = ratings / "0003.npy"
-            np.save(one, np.roll(np.load(one), int(rank)))
 
 
 @pytest.mark.parametrize(
@@ -73,12 +65,11 @@ def write_copies(folder, lesson_id, tmp_path_factory):
     [
         ("11 --file nine.h5 --batch-size 1", r"h5 is not the same on ranks \[1\] as on"),
         ("13 --data . --global-batch-size 2", "^train differs: on rank 0 2 .*, on rank 1 2 "),
-        ("19 --folder ratings", r"ratings is not the same on ranks \[1\] as on rank 0\."),
     ],
 )
-def test_copies_of_the_data_that_differ(command, says, tmp_path, tmp_path_factory):
+def test_copies_of_the_data_that_differ(command, says, tmp_path):
     lesson_id, *arguments = command.split()
-    write_copies(tmp_path, lesson_id, tmp_path_factory)
+    write_copies(tmp_path, lesson_id)
     (tmp_path / "own.py").write_text(IN_OWN_FOLDER)
     file = ROOT / LESSONS[lesson_id]["file"]
     env = {"CHECKPOINT_DIR": str(tmp_path / "runs")}
