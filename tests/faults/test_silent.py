@@ -15,7 +15,7 @@ FILE = ROOT / "day2" / "SILENT.md"
 PAGE = FILE.read_text()
 IMPORTS = re.findall(r"`(import [^`]+)`", PAGE)
 FUNCTIONS = re.findall(r"^```python\n((?:def|class) .*?)^```", PAGE, re.M | re.S)
-EXACT, OFF = 1e-5, 1e-3  # gaps to what one process has: rounding, and another training
+EXACT, OFF = 1e-5, 1e-4  # gaps to what one process has: rounding, and another training
 
 
 def table():
