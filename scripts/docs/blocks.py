@@ -38,7 +38,7 @@ import shlex
 
 import records
 from catalog import read_days, read_exercises, read_lessons, read_pages, read_runs, read_variants
-from docs import excerpts, measured, pages
+from docs import excerpts, pages
 
 BLOCK = re.compile(r"(<!-- begin (\w+)([^>]*?) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
 VALUE = re.compile(r"(<!-- n (\S+) -->)([^<]*)(<!-- /n -->)")
@@ -46,7 +46,7 @@ VALUE = re.compile(r"(<!-- n (\S+) -->)([^<]*)(<!-- /n -->)")
 KINDS = [pages.head, pages.foot, pages.lessons, pages.timetable, pages.exercises]
 KINDS += [excerpts.code, excerpts.diff, excerpts.output, excerpts.variants]
 KINDS += [pages.here, pages.agenda, pages.exercise, pages.consequence]
-KINDS += [measured.measured, measured.faults]
+KINDS += [pages.measured, pages.faults]
 KINDS = {function.__name__: function for function in KINDS}
 
 NOTHING = (KeyError, TypeError, StopIteration, FileNotFoundError)  # what a mark names isn't there

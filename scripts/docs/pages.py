@@ -1,4 +1,4 @@
-"""The pages and decks: where they are, links between them, tables of lessons and exercises."""
+"""The pages and decks: where they are, links between them, tables of what there is."""
 
 import itertools
 import os
@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from catalog import ROOT
+from records import stale
 
 BEGIN = 9 * 60  # the minute of the day at which a class begins
 DECKS = ["slides/day1.md", "slides/day2.md", "slides/beyond.md"]
@@ -114,6 +115,28 @@ def exercises(course, at, where):
     first = chosen[0]["id"]
     check = f"`python scripts/check.py {first}` checks {first}; `--hint` helps."
     return f"{table(['exercise', 'kind', 'minutes', 'what it is about'], rows)}\n{check}\n"
+
+
+def measured(course, page):
+    """Return a table with a column for each kind of machine. The lesson may have changed since."""
+    notes = [x[name] for x in course.records.values() for name in course.lessons if name in x]
+    recorded = {(x["recorded"], x["on"]) for x in notes}
+    command = "`python scripts/update_docs.py --record`"
+    lines = [f"Recorded on {date} with {command}: {on}." for date, on in sorted(recorded)]
+    rows = [[name] for name in course.lessons]
+    for record in course.records.values():
+        older = stale(record, course.runs)
+        for row in rows:
+            x = record.get(row[0])
+            mark = ", older code" if row[0] in older else ""
+            row.append(f"`{x['showed']}` {x['seconds']:.0f} s{mark}" if x else "")
+    kinds = [name.replace("-", " ").replace("cpu", "CPU") for name in course.records]
+    return "\n\n".join([" ".join(lines), table(["lesson", *kinds], rows)])
+
+
+def faults(course, page):
+    """Return the table of the faults, or None if the tests of faults have not just run."""
+    return course.faults
 
 
 # Of decks only.

@@ -1,14 +1,12 @@
 """What the tests of faults share: jobs in which something goes wrong, and what they leave behind.
 
 A job with a fault ends within 30 s, says why in its last lines, and leaves nothing. With
-FAULTS_TO=FOLDER in the environment, each fault is noted there, as JSON, with what was seen and how
-long it took: `python scripts/update_docs.py --faults` makes the table of README.md from it.
+FAULTS_TO=FOLDER in the environment, each fault adds its row of README.md's table there, to a file
+of its area: `python scripts/update_docs.py --faults` runs all of them and makes the table.
 """
 
 import contextlib
-import inspect
 import io
-import json
 import os
 import re
 import shutil
@@ -40,27 +38,20 @@ OWN_MEMORY = BIND if works(*BIND, "/tmp", "true") else []
 
 
 class Job(processes.Job):
-    """A command as a user types it, with folders of its own for all that it may leave behind.
+    """A command as a user types it, with folders of its own for all that it may leave behind."""
 
-    nodes   files with the process ids of the nodes of a cluster, whose shared memory counts, too
-    known   how the names begin of what may be left in the folder for temporary files
-    """
+    known = KNOWN
 
-    known = ()
-
-    def __init__(self, *command, cwd, env=None, nodes=(), **options):
+    def __init__(self, *command, cwd, env=None):
         self.cwd, self.temporary = cwd, Path(tempfile.mkdtemp())
-        shared = self.temporary / "shm"
-        shared.mkdir()
-        self.shared = [Path(f"/proc/{node.read_text().strip()}/root/dev/shm") for node in nodes]
-        if not nodes and OWN_MEMORY:
-            self.shared, command = [shared], (*OWN_MEMORY, shared, *command)
-        self.before = self.segments()
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": str(self.temporary)}
-        environment |= env or {}
-        environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
-        options |= {"cwd": cwd, "env": environment, "stderr": subprocess.STDOUT}
-        super().__init__(command, 300, **options)
+        self.shared = self.temporary / "shm"
+        self.shared.mkdir()
+        if OWN_MEMORY:
+            command = (*OWN_MEMORY, self.shared, *command)
+        own = {"PYTHONUNBUFFERED": "1", "TMPDIR": str(self.temporary)}
+        own["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        env = {**os.environ, **own, **(env or {})}
+        super().__init__(command, 300, cwd=cwd, env=env, stderr=subprocess.STDOUT)
         self.struck = time.monotonic()
 
     def until(self, text, seconds=100):
@@ -86,16 +77,11 @@ class Job(processes.Job):
         self.struck = time.monotonic()
         os.killpg(self.process.pid, signal.SIGINT)
 
-    def segments(self):
-        """Return the segments of shared memory and the semaphores that there are."""
-        return {str(x) for folder in self.shared if folder.exists() for x in folder.iterdir()}
-
     def remains(self):
         """Return a list of what there is that was not there before."""
         remains = [f"process {processes.named(pid)}" for pid in self.processes()]
-        remains += [f"shared memory {x}" for x in self.segments() - self.before]
-        known = KNOWN + self.known
-        temporary = [x for x in self.temporary.iterdir() if not x.name.startswith(known)]
+        remains += [f"shared memory {x}" for x in self.shared.iterdir()]
+        temporary = [x for x in self.temporary.iterdir() if not x.name.startswith(self.known)]
         # torch 2.6 leaves a folder where a process ends at once.
         temporary = [x for x in temporary if not (x / "_remote_module_non_scriptable.py").exists()]
         remains += [f"temporary {x.name}" for x in temporary]
@@ -133,12 +119,12 @@ def saw(fault, says, do, output, seconds=None):
     found = re.search(says or "", "\n".join(lines[-LAST:]), re.M)
     assert found, f"the last lines do not say: {says}\n{output}"
     if "FAULTS_TO" in os.environ:
-        test = next(x for x in inspect.stack() if x.function.startswith("test_"))
-        area, order = Path(test.filename).stem.removeprefix("test_"), test.lineno
-        row = {"area": area, "order": order, "fault": fault, "seen": found[0]}
-        name = re.sub(r"\W+", "-", fault)
-        file = Path(os.environ["FAULTS_TO"], f"{area}-{order:03}-{name}.json")
-        file.write_text(json.dumps({**row, "seconds": seconds, "do": do}))
+        area = re.search(r"test_(\w+)\.py", os.environ["PYTEST_CURRENT_TEST"])[1]
+        seen = re.sub(r"(?<!\S)/\S+/(?=\S)", "", found[0])  # without the folder of the test
+        seen = f"`{seen}`" if seen else "the prompt"
+        took = "" if seconds is None else f"{seconds:.0f}"
+        with Path(os.environ["FAULTS_TO"], area).open("a") as table:
+            table.write(f"| {fault} | {seen} | {took} | {do} |\n")
 
 
 def lesson(name, *arguments, cwd, file=None, env=None):
@@ -154,9 +140,7 @@ def local(nodes, *arguments, cwd, env=None):
 
 def on_slurm(slurm, *command, cwd):
     """Start a command on the login side of a cluster."""
-    login = (ROOT / "scripts" / "local_slurm.sh", "shell")
-    nodes = sorted(slurm.folder.glob("node*.pid"))
-    return Job(*login, *command, cwd=cwd, env=slurm.env, nodes=nodes)
+    return Job(ROOT / "scripts" / "local_slurm.sh", "shell", *command, cwd=cwd, env=slurm.env)
 
 
 def refused(fault, says, do, lesson_id, *arguments, env=None):

@@ -15,13 +15,13 @@ FILE = ROOT / "day2" / "SILENT.md"
 PAGE = FILE.read_text()
 IMPORTS = re.findall(r"`(import [^`]+)`", PAGE)
 FUNCTIONS = re.findall(r"^```python\n((?:def|class) .*?)^```", PAGE, re.M | re.S)
-EXACT, OFF = 1e-5, 1e-3  # gaps to what one process has: rounding, and another training
+EXACT, OFF = 1e-5, 1e-4  # gaps to what one process has: rounding, and another training
 
 
 def table():
-    """Return {fault: what finds it} of the page's table."""
-    rows = [line[2:-2].split(" | ") for line in PAGE.splitlines() if line.startswith("| ")]
-    return {row[0]: row[2].partition(", or ")[0] for row in rows if row[0] != "fault"}
+    """Return {fault: what finds it} of the page's table, but for those that an exercise has."""
+    rows = re.findall(r"^\| (?!fault )(.*) \| (?!.*: exercise)(.*) \| (.*) \|$", PAGE, re.M)
+    return {fault: found for fault, _, found in rows}
 
 
 def gap(seen, alone):
@@ -29,6 +29,12 @@ def gap(seen, alone):
     gap = max(abs(x - y) for x, y in zip(seen, alone, strict=True)) / max(map(abs, alone))
     assert gap < EXACT or gap > OFF
     return gap
+
+
+def numbers(printed):
+    """Return the losses, norms and rates of all steps, and the scores of all tests."""
+    steps = re.findall(r"^([\d.]+) ([\d.]+) ([\d.]+)$", printed, re.M)
+    return [list(map(float, x)) for x in (*zip(*steps), re.findall("^score (.*)$", printed, re.M))]
 
 
 def finder(seen, alone, comparable):
@@ -41,17 +47,16 @@ def finder(seen, alone, comparable):
             return "counting"
         batch, what = re.fullmatch(r"After batch (\d+): (.+) on ranks .+", seen["says"]).groups()
         return f"{'at the start' if batch == '0' else 'the ranks'}: `{what}`"
-    if seen["first"][0] == seen["first"][1]:
+    first, second = re.findall(r"^\d (\[.*)", seen["printed"], re.M)
+    if first == second:
         return "two epochs"
     if not comparable:
         return "reading"
-    if gap(seen["losses"], alone["losses"]) > OFF:
-        return "one process"
-    if gap(seen["norms"], alone["norms"]) > OFF:
-        return "one process: its gradients"
-    if seen["rates"] != alone["rates"]:
-        return "one process: its rate"
-    return "one process: its test" if gap(seen["scores"], alone["scores"]) > OFF else "reading"
+    both = [numbers(x["printed"]) for x in (seen, alone)]
+    for what, mine, theirs in zip(("", ": its gradients", ": its rate", ": its test"), *both):
+        if gap(mine, theirs) > (0 if "rate" in what else OFF):
+            return f"one process{what}"
+    return "reading"
 
 
 @pytest.mark.parametrize("ranks", [full(2), 3])
@@ -61,16 +66,13 @@ def test_each_silent_fault_is_found_as_the_page_says(ranks, tmp_path):
         output = output_of(run_ranks(count, silent.__file__, FILE, cwd=tmp_path))
         found.append(json.loads(output.splitlines()[-1]))
     seen, alone = found
-    programs = set(silent.FAULTS.values())
-    comparable = programs - {"dropout", "buffers"}
-    right = {x: finder(seen[x], alone[x], x in comparable) for x in programs}
-    assert right == dict.fromkeys(programs, "reading")  # no false alarm
-    found = {x: finder(seen[x], alone[x], silent.FAULTS[x] in comparable) for x in silent.FAULTS}
-    assert found == table()
-    late, right = seen["`no_sync` around `backward` only"], seen["two batches a step"]
-    assert late["messages"] == 2 * right["messages"] > 0
-    assert seen["dropout"]["repeats"]
-    assert not seen["a test without `eval()`"]["repeats"]
+    found = {}
+    for program, faults in silent.FAULTS.items():
+        for x in (program, *faults):
+            found[x] = finder(seen[x], alone[x], program not in ("dropout", "buffers"))
+    assert found == table() | dict.fromkeys(silent.FAULTS, "reading")  # no false alarm
+    assert "repeats False" not in seen["dropout"]["printed"]
+    assert "repeats True" not in seen["a test without `eval()`"]["printed"]
     for fault in ("one rank skips a step", "an old checkpoint on one rank"):
         assert seen[fault]["says"].endswith(" on ranks [1].")
 
@@ -90,16 +92,3 @@ def test_one_bit_and_one_number_of_many_are_noticed():
         samples[1, 1000] = middle
         page["check_data"](samples, "cpu")
     assert seen[0] != seen[1]
-
-
-def test_the_checks_can_be_copied_from_the_page(tmp_path):
-    """With the imports that the page names, and no others, into a script with a fault."""
-    assert (len(IMPORTS), len(FUNCTIONS)) == (5, 7)
-    # As ranks that torchrun starts: each draws a seed of its own.
-    script = [*IMPORTS, *FUNCTIONS, 'dist.init_process_group("gloo")', "torch.seed()"]
-    script.append("train_set, _ = torch.utils.data.random_split(range(1000), [0.9, 0.1])")
-    script.append("check_data(train_set.indices, 'cpu')")
-    (tmp_path / "copy.py").write_text("\n".join(script))
-    output = output_of(run_ranks(3, tmp_path / "copy.py", cwd=tmp_path), 1)
-    assert "After batch 0: another list of samples on ranks [1, 2].\n" in output
-    assert "Traceback" not in output

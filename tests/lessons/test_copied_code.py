@@ -1,6 +1,5 @@
 """What people copy into programs of their own: as one process, or it stops and says why."""
 
-import copy
 import json
 import re
 import sys
@@ -18,8 +17,6 @@ from torch.distributed.tensor.debug import CommDebugMode
 FILES = {x: ROOT / LESSONS[x]["file"] for x in ("4", "15")}  # lesson 5 has lesson 4's function
 TENSOR = ROOT / LESSONS["16"]["file"]
 FILES |= {x: next(ROOT.glob(f"day?/exercises/solutions/{x}_*.py")) for x in ("4.5", "15.3")}
-PIPELINES = {"17": ROOT / LESSONS["17"]["file"]}
-PIPELINES["17.3"] = next(ROOT.glob("day2/exercises/solutions/17.3_*.py"))
 PAGE = FILES["15"].with_suffix(".md").read_text()
 PARTS = ("15", "15.3")
 REFUSED = {"unused": FILES, "frozen on one rank": FILES, "two dtypes": PARTS}
@@ -89,50 +86,6 @@ def test_it_trains_as_one_process_does_or_stops_and_says_why(tmp_path):
             assert re.search(SAYS, result), output
         elif (way, situation) != ("15", "clipped"):  # page 15 says that it is wrong
             assert float(result) <= (2e-2 if situation == "bf16" else 1e-6), output
-
-
-def test_one_rank_without_a_gradient_stops_all(tmp_path):
-    status, output = run_ranks(2, __file__, cwd=tmp_path)
-    assert status == 1
-    assert "AssertionError: no gradient" in output
-
-
-def test_a_stage_may_be_frozen_or_have_no_parameters(tmp_path):
-    output = output_of(run_ranks(2, __file__, "stages", cwd=tmp_path))
-    gaps = re.findall(r"^stages: ([\d.e-]+)$", output, re.M)
-    assert len(gaps) == 3, output
-    assert max(map(float, gaps)) < 1e-6
-    assert output.count("[4, -1] don't multiply up to the size of dim 0 (9)") == 4, output
-
-
-def stages():
-    """Print how far the second stage's gradients are from those of one process, or the error."""
-    rank, groups = dist.get_rank(), (dist.new_group(), dist.new_group())
-    lesson, exercise = load(PIPELINES["17"]), load(PIPELINES["17.3"])
-    for situation in ("frozen", "uneven", "frozen, 17.3", "empty, 17.3", "uneven, 17.3"):
-        torch.manual_seed(0)
-        size = 9 if "uneven" in situation else 8
-        if "17.3" in situation:
-            x = y = right = torch.randn(size, 16)
-            both, loss = [exercise.build_stage(stage) for stage in range(2)], nn.functional.mse_loss
-            step, given = exercise.train_step, (exercise.zero_bubble(rank, 2, 4), x, y)
-        else:
-            x, y = torch.randint(128, (2, size, lesson.LENGTH))
-            both, loss = [lesson.Stage(stage, 2) for stage in range(2)], nn.functional.cross_entropy
-            step, given = lesson.train_step, (lesson.gpipe(rank, 2, 4), x, y, groups)
-            right = y.flatten()
-        both[0] = nn.Tanh() if "empty" in situation else both[0]
-        both[0].requires_grad_("frozen" not in situation)
-        whole = copy.deepcopy(nn.Sequential(*both))
-        loss(whole(x), right).backward()
-        try:
-            step(both[rank], *given)
-        except RuntimeError as error:
-            print("stages:", error)
-            continue
-        pairs = zip(both[1].parameters(), whole[1].parameters())
-        if rank == 1:
-            print("stages:", max((x.grad - y.grad).abs().max().item() for x, y in pairs))
 
 
 @SHARDS
@@ -231,15 +184,10 @@ def divided():
 if __name__ == "__main__":
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank = dist.get_rank()
-    if len(sys.argv) == 1:
-        train("4", "unused" if rank else "", rank, 2)
     if sys.argv[1:] in (["prepare"], ["divided"]):
         found = prepared() if sys.argv[1] == "prepare" else divided()
         if rank == 0:
             print(json.dumps(found))
-        sys.argv.pop()
-    if sys.argv[1:] == ["stages"]:
-        stages()
         sys.argv.pop()
     for situation in sys.argv[1:]:
         alone = train(None, situation, 0, 1)

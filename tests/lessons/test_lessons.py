@@ -143,14 +143,6 @@ def test_without_its_key_line_a_lesson_proves_nothing(
 
 
 @full
-def test_the_last_batch_of_an_epoch_is_compared_as_the_sampler_fills_it(tmp_path):
-    """7 does not divide 60,000, and so long batches reach the end within ten steps."""
-    options = ("--epochs", 1, "--batch-size", 2000)
-    _, output = run_ranks(7, ROOT / LESSONS["4"]["file"], *options, cwd=tmp_path)
-    assert proves(output), output
-
-
-@full
 def test_accelerate_launch_starts_lesson_20_too(tmp_path):
     command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu"]
     output = output_of(run([*command, ROOT / LESSONS["20"]["file"]], 200, tmp_path, None))

@@ -3,7 +3,6 @@
 import importlib
 import re
 import sys
-import tracemalloc
 
 import h5py
 import numpy as np
@@ -19,22 +18,6 @@ LESSON = ROOT / LESSONS["11"]["file"]
 # Imported by name, so that also workers that are not forks find it.
 sys.path.insert(0, str(LESSON.parent))
 lesson = importlib.import_module(LESSON.stem)
-
-
-def test_a_file_that_is_there_stays_unless_forced_to_be_another(tmp_path):
-    path = tmp_path / "mnist.h5"
-    path.write_text("precious")
-    output = output_of(run_ranks(1, CREATE, "--file", path, cwd=tmp_path), 1)
-    assert output.strip() == f"{path} already exists. To write it again: --force"
-    assert path.read_text() == "precious"
-    other = ("--force", "--gzip", 1, "--copies", 2, "--chunk-size", 1000)
-    output = output_of(run_ranks(1, CREATE, "--file", path, *other, cwd=tmp_path))
-    with h5py.File(path) as file:
-        images = file["images"]
-        assert images.shape == (120_000, 28, 28)
-        assert images.chunks == (1000, 28, 28)
-        assert images.compression == "gzip"
-        assert (images[60_000:60_100] == images[:100]).all()
 
 
 def pack(folder):
@@ -80,16 +63,6 @@ def test_what_is_wrong_with_pictures_is_said_in_a_line(tmp_path):
     assert not (tmp_path / "pictures.h5").exists()
 
 
-def numbered(path, count, chunk_size, shape=(28, 28)):
-    """Write a file in which each pixel holds the number of its image, below 256."""
-    numbers = np.arange(count)
-    with h5py.File(path, "w") as file:
-        images = np.broadcast_to(numbers.astype(np.uint8)[:, None, None], (count, *shape))
-        file.create_dataset("images", data=images, chunks=(chunk_size, *shape))
-        file["labels"] = numbers
-    return path
-
-
 @pytest.mark.parametrize(
     ("ranks", "workers", "count", "chunk_size", "method"),
     [
@@ -103,8 +76,12 @@ def numbered(path, count, chunk_size, shape=(28, 28)):
 def test_each_image_at_most_once_and_as_many_batches_on_each_rank(
     ranks, workers, count, chunk_size, method, tmp_path
 ):
-    path = numbered(tmp_path / "small.h5", count, chunk_size)
-    found = [], []
+    """Each pixel holds the number of its image, below 256."""
+    path, numbers, found = tmp_path / "small.h5", np.arange(count), ([], [])
+    with h5py.File(path, "w") as file:
+        images = np.broadcast_to(numbers.astype(np.uint8)[:, None, None], (count, 28, 28))
+        file.create_dataset("images", data=images, chunks=(chunk_size, 28, 28))
+        file["labels"] = numbers
     options = {"num_workers": workers, "persistent_workers": workers > 0}
     for rank in range(ranks):
         stream = lesson.ChunkStream(path, 4, rank, ranks, 0, 3)
@@ -127,16 +104,3 @@ def test_each_image_at_most_once_and_as_many_batches_on_each_rank(
         assert len(seen) == len(set(seen)) == each * readers
         orders.append(seen)
     assert orders[0] != orders[1]
-
-
-def test_one_buffer_for_all_chunks_and_batches_of_their_own(tmp_path):
-    """A batch stays as it is while later ones are read, and no round takes more memory."""
-    path = numbered(tmp_path / "small.h5", 250, 10, (64, 64))
-    stream = lesson.ChunkStream(path, 16, 0, 1, 0, 4)
-    tracemalloc.start()  # numpy and h5py tell it of their arrays
-    kept = list(stream)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert torch.cat([labels for _, labels in kept]).unique().numel() == 15 * 16
-    assert all((images == labels[:, None, None]).all() for images, labels in kept)
-    assert peak < 80 * 64 * 64  # a buffer of 66 images, and not a second one of 40
