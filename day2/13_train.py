@@ -317,7 +317,9 @@ class Trainer:
         for line, own in zip_longest(lines, self.lines):
             if line != own:
                 where = f"{path or 'rank 0'} has {line!r}, rank {self.rank} has {own!r}"
-                raise Problem(f"this is another training: {where}")
+                what = "keep it, or name a new --checkpoint-dir"
+                what = what if path else "give every rank the same data and script"
+                raise Problem(f"this is another training: {where}: {what}")
         if path:
             state = self.state()
             dcp.load(state, checkpoint_id=path, process_group=self.disk_group)
