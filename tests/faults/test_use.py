@@ -67,7 +67,7 @@ def test_lesson_19_refuses_a_folder_that_lacks_a_file(tmp_path, tmp_path_factory
 
 
 # May be 0. All other numbers of lessons must be more.
-FROM_0 = {"seed", "warm_up", "workers", "factors", "decay", "profile", "save_minutes"}
+FROM_0 = {"seed", "warm_up", "workers", "factors", "profile"}
 TOO_SMALL_OR_LARGE = ["-1", "nan", "inf", "1" + "0" * 26]
 
 

@@ -37,7 +37,7 @@ def test_the_line_of_the_page_tells_the_ranks_of_mpirun_who_they_are(tmp_path):
     assert proves(output)
 
 
-@pytest.mark.parametrize("lesson_id", ["6", "13", full("20")])
+@pytest.mark.parametrize("lesson_id", ["6", full("20")])
 @pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_SIZE", full("PMI_SIZE")])
 def test_copies_that_mpirun_has_started_do_not_train_alone(name, lesson_id, tmp_path):
     command = [sys.executable, ROOT / LESSONS[lesson_id]["file"]]

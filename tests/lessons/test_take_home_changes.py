@@ -73,23 +73,19 @@ def test_data_and_layers_that_are_not_ours(tmp_path):
     script = file.read_text()
     for old, new in (
         ("    to_tensor = [", "    return Numbers(), Numbers()\n    to_tensor = ["),
-        ("    classes = 10 if", f"    return {LAYERS}, []\n    classes = 10 if"),
+        ('    if args.model == "resnet18"', f"    return {LAYERS}, []\n    if args.model == 1"),
         ("momentum=0.9", "momentum=0.0"),  # a checkpoint cannot hold a sparse one
     ):
         script = script.replace(old, new, 1)
     (tmp_path / "numbers").write_bytes(bytes(range(240)))
     few = ("--workers", 2, "--global-batch-size", 40, "--checkpoint-dir", "runs", "--clip", "inf")
-    for epochs, instead, status, says in (
-        (1, {"MIDDLE": "index"}, 0, ": ok$"),
-        (2, {"MIDDLE": "index + 1"}, 1, "^train was .* where this training began, now "),
-        (2, {"MIDDLE": "os.urandom(1)[0]"}, 1, "^train: draw random numbers from torch"),
-        (1, {"return Numbers()": "return iter([])"}, 1, "^train is a stream: "),
-        (1, {"losses, torch": "losses.mean(), torch"}, 1, "must begin with the samples$"),
+    for epochs, middle, status, says in (
+        (1, "index", 0, ": ok$"),
+        (2, "index + 1", 1, "^this is another training: .* has 'train: 240 "),
+        (2, "os.urandom(1)[0]", 1, "^train: draw random numbers from torch"),
+        (2, "index // (index != 120)", 1, "test sample 120 cannot be read: ZeroDivisionError"),
     ):
-        changed = script
-        for old, new in {"MIDDLE": "index", **instead}.items():
-            changed = changed.replace(old, new)
-        file.write_text(changed)
+        file.write_text(script.replace("MIDDLE", middle))
         output = output_of(run_ranks(2, file, epochs, *few, cwd=tmp_path), status)
         assert re.search(says, output, re.M), output
         assert "Traceback" not in output
@@ -116,7 +112,7 @@ def test_a_change_of_the_page_trains_the_same_on_any_ranks(name, ranks, how, tmp
         env = {"TORCH_HOME": str(tmp_path)}
         output = output_of(run_ranks(ranks, file, *FEW, *more, cwd=tmp_path, env=env))
         assert proves(output)
-        assert "Warning" not in output
+        assert "target size" not in output  # a warning: each prediction with all targets
         return np.array(losses(tmp_path / folder, "loss"))
 
     one, other = train(1, "one"), train(ranks, "other", how)
