@@ -25,7 +25,7 @@ PATIENCE = 1  # seconds that the other ranks still get once one has failed
 
 
 class Finding(NamedTuple):
-    """What a check has seen, and what is allowed; ranks: those that have seen it, such as (0, 2)."""
+    """What a check has seen on some ranks, such as (0, 2), and what is allowed."""
 
     right: bool
     what: str
@@ -87,6 +87,7 @@ def facts_of(file, name, folder, rank, world_size):
     """Yield the facts of an exercise, or of its solution, in a folder that is new."""
     import torch
     import torch.distributed as dist
+
     from exercises.common import plain
 
     module = importlib.import_module(f"exercises.checks.lesson_{name.partition('.')[0]}")
@@ -113,11 +114,17 @@ def check(rank, world_size, name, files, folder, pipe):
         facts = facts_of(file, name, f"{folder}/exercise", rank, world_size)
         for right in rights:
             key = right.key
-            yield judge(next(facts), right)
+            fact = next(facts, None)
+            if fact is None:  # what comes now needs what has failed
+                return
+            yield judge(fact, right)
     except SystemExit as error:
         yield Finding(False, f"called exit({error.code!r})", key=key)
     except BaseException as error:
-        yield Finding(False, sentence_of(error, file), key=key)
+        text = sentence_of(error, file)
+        if isinstance(error, TypeError | ValueError | IndexError) and not text.startswith("line"):
+            text = f"the result cannot be read ({text}). Return what the docstring says."
+        yield Finding(False, text, key=key)
 
 
 def be_rank(rank, world_size, name, files, folder, pipe):

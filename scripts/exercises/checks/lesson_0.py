@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from exercises.common import Fact, attempt, gather
+from exercises.common import Fact, attempt
 
 
 def check_0_1(exercise, rank, world_size):
@@ -18,5 +18,7 @@ def check_0_2(exercise, rank, world_size):
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         _, error = attempt(exercise.report, torch.tensor(500.0 + 7 * rank), group)
-    yield Fact("report() ended with", error)
-    yield Fact("it printed", printed.getvalue().strip())
+    yield Fact("report() ended with error:", error)
+    total = sum(500 + 7 * rank for rank in range(world_size))
+    yield Fact("it printed the sum of all images:", f"{total}" in printed.getvalue())
+    yield Fact("it printed anything:", bool(printed.getvalue()))

@@ -28,7 +28,9 @@ def check_15_2(exercise, rank, world_size):
 
 def check_15_3(exercise, rank, world_size):
     trained, error = attempt(exercise.train, 20)
-    yield Fact("training ended with", error, "step")
+    yield Fact("training ended with error:", error, "step")
+    if error:
+        return
     model, optimizer = trained
     most = 2 * math.ceil(193 / world_size)  # two averages of the longest part
     what = "numbers that it keeps, of the 386 of Adam's states:"
@@ -114,7 +116,8 @@ def check_15_6(exercise, rank, world_size):
     yield Fact("training waits until step-2 is written:", waits, "begin")
     yield Fact("latest, before step-2 is complete:", before, "finish")
     yield Fact("latest, after that:", after, "finish")
-    yield Fact("what is loaded, saved when begin was called:", exercise.load(folder)[0], "finish", right=saved)
+    loaded = exercise.load(folder)[0]
+    yield Fact("what is loaded, saved when begin was called:", loaded, "finish", right=saved)
 
 
 def check_15_7(exercise, rank, world_size):

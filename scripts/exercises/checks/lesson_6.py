@@ -16,7 +16,7 @@ def check_6_2(exercise, rank, world_size):
     dist.barrier()
     exercise.save(model, PATH)
     state, error = attempt(torch.load, PATH, weights_only=True)
-    yield Fact("reading the file ended with", error, "wait")
+    yield Fact("reading the file ended with error:", error, "wait")
     writers = {*gather(None if error else int(state["weight"]))} - {None}
     yield Fact("number of ranks whose weights are read:", len(writers), "one")
     yield Fact("times that the file was written:", sum(gather(len(calls))), "one")
@@ -26,7 +26,7 @@ def check_6_3(exercise, rank, world_size):
     model = DistributedDataParallel(exercise.make_model())
     exercise.save(model, PATH)
     loaded, error = attempt(exercise.load, PATH)
-    yield Fact("loading the checkpoint ended with", error, "load")
+    yield Fact("loading the checkpoint ended with error:", error, "load")
     same = 0 if error else sum(x == y for x, y in zip(flat(model), flat(loaded)))
     yield Fact("numbers that are the trained ones after loading:", same, "load")
     other = Path(f"wrong{rank}.pt")
