@@ -165,10 +165,10 @@ def parse_args(exercises):
     for name in args.ids:
         if name not in {"next", *lessons, *ids}:
             parser.exit(2, f"There is no exercise {name}. python scripts/check.py lists them.\n")
-    for option in ("hint", "solution", "watch"):
-        if getattr(args, option) and (len(args.ids) != 1 or args.ids[0] in lessons):
-            command = f"python scripts/check.py 4.1 --{option}"
-            parser.exit(2, f"--{option} takes one exercise: {command}\n")
+    if (args.hint or args.solution or args.watch) and (
+        len(args.ids) != 1 or args.ids[0] in lessons
+    ):
+        parser.exit(2, "Name one exercise: python scripts/check.py 4.1 --hint\n")
     return args
 
 

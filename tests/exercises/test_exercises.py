@@ -264,8 +264,7 @@ def test_a_reader_that_closes_early_gets_no_traceback(course):
     ("arguments", "says"),
     [
         (["99.9"], "There is no exercise 99.9. python scripts/check.py lists them."),
-        (["13", "--hint"], "--hint takes one exercise: python scripts/check.py 4.1 --hint"),
-        (["--solution"], "--solution takes one exercise: python scripts/check.py 4.1 --solution"),
+        (["13", "--hint"], "Name one exercise: python scripts/check.py 4.1 --hint"),
     ],
 )
 def test_a_wrong_argument_gets_one_sentence(arguments, says):

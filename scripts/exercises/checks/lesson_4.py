@@ -57,9 +57,7 @@ def check_4_5(exercise, rank, world_size):
     one.weight.requires_grad = False
     one.bias.grad = torch.full_like(one.bias, rank + 1.0)
     _, error = attempt(exercise.average_gradients, one)
-    yield Fact(
-        "with a weight that is frozen, average_gradients() ended with error:", error, "frozen"
-    )
+    yield Fact("with a frozen weight, average_gradients() ended with error:", error, "frozen")
     yield Fact("it turns 1, 2, 3, 4 into", one.bias.grad, "average", right=2.5)
     far = gap(model, gather(flat(model))[0])
     yield Fact("after training, parameters differ from rank 0's by", far, "average", most=0)
