@@ -28,8 +28,8 @@ from exercises import runner
 from processes import exit_with
 from progress import SignOfLife
 
-# {id: {"passed", "checked": the digests of the file that has passed, and of the last one checked,
-#       "part": the key of the hints that fit, "hints": how many of them were asked for}}
+# {id: {"passed": the digest of the file that has passed, "part": the key of the hints that fit the
+#       last check, "hints": how many of them were asked for}}
 RECORD = ROOT / "runs" / "exercises.json"
 
 
@@ -81,8 +81,6 @@ def give_hint(exercise, record):
     parts = exercise["hints"]
     hints = parts.get(known.get("part")) or next(iter(parts.values()))
     number = known.get("hints", 0) % len(hints)
-    if len(parts) > 1 and known.get("checked") != digest(ROOT / exercise["file"]):
-        print("Check the file as it is now: then hints are about the first thing that it lacks.")
     print(f"{exercise['id']}, hint {number + 1} of {len(hints)}: {hints[number]}")
     if not remember(record, exercise, hints=number + 1):
         print(*("The other hints:", *hints[:number], *hints[number + 1 :]), sep="\n")
@@ -132,11 +130,11 @@ def check(exercise, record, solution=False, show_task=False):
     print("not yet" if wrong else "passed", flush=True)
     if not solution:
         known = record.get(exercise["id"], {})
-        result = {"checked": checked}
+        result = {} if wrong else {"passed": checked}
         keys = [x.key for x in wrong if x.key in exercise["hints"]]
         if keys and keys[0] != known.get("part"):
             result |= {"part": keys[0], "hints": 0}
-        remember(record, exercise, **result, **({} if wrong else {"passed": checked}))
+        remember(record, exercise, **result)
     return not wrong
 
 

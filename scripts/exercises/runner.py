@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import time
 from itertools import zip_longest
 from multiprocessing import forkserver
@@ -19,8 +18,9 @@ from multiprocessing.connection import wait
 from typing import NamedTuple
 
 from catalog import ROOT
+from launcher.forks import end_with_parent
 
-START_LIMIT, RUN_LIMIT = 120, 20  # seconds: until all ranks have started, and until all are done
+LIMIT = 20  # seconds until all ranks are done
 PATIENCE = 1  # seconds that the other ranks still get once one has failed
 
 
@@ -56,16 +56,9 @@ def load(file):
     return module
 
 
-def end_with(process):
-    """Exit when a different process has ended, however it ended."""
-    process.join()
-    os._exit(1)
-
-
 def set_up(rank, world_size, folder):
     """Be a rank, as torchrun would make one, join the group, and wait until all have joined."""
-    parent = multiprocessing.parent_process()
-    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
+    end_with_parent(signal.SIGKILL)
     os.chdir(folder)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
@@ -101,37 +94,27 @@ def facts_of(file, name, folder, rank, world_size):
         yield fact._replace(value=plain(fact.value))
 
 
-def check(rank, world_size, name, files, folder, pipe):
-    """Be a rank, and yield what is found on it. An error ends this, and becomes a finding."""
-    file, solution = files
-    key = ""
+def be_rank(rank, world_size, name, files, folder, pipe):
+    """Be one rank: check the exercise, tell what was found, and wait for the others."""
+    findings, key = [], ""
     try:
         set_up(rank, world_size, folder)
-        pipe.send(("started", None))
         from exercises.common import judge, sentence_of
 
+        file, solution = files
         rights = [*facts_of(solution, name, f"{folder}/solution", rank, world_size)]
         facts = facts_of(file, name, f"{folder}/exercise", rank, world_size)
         for right in rights:
             key = right.key
             fact = next(facts, None)
-            if fact is None:  # what comes now needs what has failed
-                return
-            yield judge(fact, right)
-    except SystemExit as error:
-        yield Finding(False, f"called exit({error.code!r})", key=key)
+            if fact:  # not if it needs what has failed
+                findings.append(judge(fact, right))
     except BaseException as error:
         text = sentence_of(error, file)
         if isinstance(error, TypeError | ValueError | IndexError) and not text.startswith("line"):
             text = f"the result cannot be read ({text}). Return what the docstring says."
-        yield Finding(False, text, key=key)
-
-
-def be_rank(rank, world_size, name, files, folder, pipe):
-    """Be one rank: check the exercise, tell, and wait for the others."""
-    findings = check(rank, world_size, name, files, folder, pipe)
-    findings = [finding._replace(ranks=(rank,)) for finding in findings]
-    pipe.send(("done" if findings[-1].allowed else "failed", findings))
+        findings.append(Finding(False, text, key=key))
+    pipe.send([finding._replace(ranks=(rank,)) for finding in findings])
     with contextlib.suppress(EOFError):  # a rank that leaves breaks the connections of the others
         pipe.recv()  # until this process is killed
     os._exit(0)
@@ -150,6 +133,9 @@ def import_once(exercises):
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for this process alone
     forkserver.ensure_running()
     signal.signal(signal.SIGINT, handler)
+    first = multiprocessing.get_context("forkserver").Process()  # ends once all is imported
+    first.start()
+    first.join()
 
 
 @contextlib.contextmanager
@@ -174,21 +160,10 @@ def running_ranks(exercise, files, folder):
             process.join()
 
 
-def receive(pipe, rank):
-    """Return the next message of a rank: its kind and its findings."""
-    try:
-        return pipe.recv()
-    except (EOFError, OSError):
-        return "failed", [Finding(False, "the process ended without a message", ranks=(rank,))]
-
-
 def collect(pipes, limit):
-    """Return the findings of each rank, and which ranks failed: {rank: findings}, [ranks].
-
-    A rank without findings was too late.
-    """
-    findings, failed = {}, []
-    end = time.monotonic() + START_LIMIT
+    """Return what each rank has found in time: {rank: findings}."""
+    findings = {}
+    end = time.monotonic() + limit
     while len(findings) < len(pipes):
         waiting = [pipe for pipe, rank in pipes.items() if rank not in findings]
         ready = wait(waiting, max(0, end - time.monotonic()))
@@ -196,19 +171,22 @@ def collect(pipes, limit):
             break
         for pipe in ready:
             rank = pipes[pipe]
-            kind, seen = receive(pipe, rank)
-            if kind == "started" and not failed:  # all ranks have joined the group
-                end = time.monotonic() + limit
-            elif kind != "started":
-                findings[rank] = seen
-            if kind == "failed":
-                if not failed:  # the others may have something to say, or wait for ever
-                    end = min(end, time.monotonic() + PATIENCE)
-                failed.append(rank)
-    return findings, failed
+            try:
+                findings[rank] = pipe.recv()
+            except (EOFError, OSError):
+                text = "the process ended without a message"
+                findings[rank] = [Finding(False, text, ranks=(rank,))]
+            if has_failed(findings[rank]):  # the others may have something to say, or wait for ever
+                end = min(end, time.monotonic() + PATIENCE)
+    return findings
 
 
-def run(exercise, file, limit=RUN_LIMIT):
+def has_failed(findings):
+    """Return whether a rank's findings end with an error."""
+    return not findings[-1].allowed
+
+
+def run(exercise, file, limit=LIMIT):
     """Run an exercise, at most limit seconds. Return what was found, in the order of the check."""
     solution = ROOT / exercise["file"]
     files = str(file), str(solution.parent / "solutions" / solution.name)
@@ -216,7 +194,8 @@ def run(exercise, file, limit=RUN_LIMIT):
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         running_ranks(exercise, files, folder) as pipes,
     ):
-        findings, failed = collect(pipes, limit)
+        findings = collect(pipes, limit)
+    failed = [rank for rank in findings if has_failed(findings[rank])]
     late = tuple(rank for rank in pipes.values() if rank not in findings)
     if late and not failed:
         return [Finding(False, "not finished", allowed=f"limit {limit} s", ranks=late)]

@@ -90,7 +90,7 @@ TRAIN = "    train(model, optimizer, 10)\n    model.module.load"
 WRITTEN = [
     # Errors
     ("0.1", "dist.all_reduce(", "raise ValueError('ouch')  #", r"line \d+: ValueError: ouch"),
-    ("1.1", "begin = time", "exit(3)  #", r"called exit\(3\)"),
+    ("1.1", "begin = time", "exit(3)  #", r"line \d+: SystemExit: 3"),
     ("2.1", "def train_one_epoch(", "def f(", "the file has no train_one_epoch"),
     ("4.4", "generator = torch", "os._exit(0)  #", "the process ended without a message"),
     ("9.2", "make_groups(per_node):", "make_groups(", r"line \d+: SyntaxError"),
@@ -211,7 +211,6 @@ def test_symptom_and_hints_are_about_the_first_thing_that_is_still_wrong(course)
         (text, "it turns 1, 2, 3, 4 into 10,", 0, mean, epoch),
     ):
         file.write_text(content)
-        assert check(course, "4.5", "--hint")[1].startswith("Check the file as it is now: then")
         output = output_of(check(course, "4.5"), 1)
         assert ("\n      and 1 more symptom\n" in output) == bool(more)
         assert all(symptom in line for line in re.findall("^  NO .*", output, re.M))
