@@ -31,15 +31,19 @@ from progress import SignOfLife
 # {id: {"passed": the digest of the file that has passed, "part": the key of the hints that fit the
 #       last check, "hints": how many of them were asked for}}
 RECORD = ROOT / "runs" / "exercises.json"
+TYPES = {"passed": str, "part": str, "hints": int}
 
 
 def read_record():
-    """Return the record of the exercises, without what is damaged in it."""
+    """Return the record of the exercises, without those for which it is damaged."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        record = json.loads(RECORD.read_bytes()).items()
-        dicts = {exercise: what for exercise, what in record if isinstance(what, dict)}
-        return {x: what for x, what in dicts.items() if isinstance(what.get("hints", 0), int)}
+        return {x: what for x, what in json.loads(RECORD.read_bytes()).items() if is_whole(what)}
     return {}
+
+
+def is_whole(what):
+    """Return whether a record of one exercise is as this program writes it."""
+    return isinstance(what, dict) and all(isinstance(what[x], TYPES.get(x, object)) for x in what)
 
 
 def remember(record, exercise, **what):

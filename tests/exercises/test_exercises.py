@@ -251,14 +251,6 @@ def test_watch_checks_again_when_the_file_is_saved(course):
     assert "\npassed\n" in log.read_text()
 
 
-def test_a_reader_that_closes_early_gets_no_traceback(course):
-    command = f"'{sys.executable}' scripts/check.py {{}} | head -1"
-    for arguments in ("", "0.1", "4.1 --hint"):
-        line = output_of(run_command(["bash", "-c", command.format(arguments)], 200, course, None))
-        assert line.count("\n") == 1
-        assert "Traceback" not in line
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -77,14 +77,14 @@ def step(way):
     whole = torch.randn(2, 4 * WIDTH, WIDTH) / WIDTH
     if way == "tensor":  # all of x, and some columns of up with their rows of down
         own = whole.chunk(ranks, dim=1)[rank].clone()
-        gradient = own.grad = gradient_of(own, x, AddUp.apply, Copy.apply)
+        gradient = own.grad = gradient_of(own, x, OutOfRows.apply, IntoColumns.apply)
         whole = own
     else:  # all numbers for some of x
         x = x.chunk(ranks)[rank]
         own = whole.view(-1) if way == "ddp" else whole.view(ranks, -1)[rank].clone()
         if way == "fsdp":
-            whole = gather(own)  # for forward, which forgets it layer by layer
-            whole = gather(own)  # for backward
+            whole = all_gather(own)  # for forward, which forgets it layer by layer
+            whole = all_gather(own)  # for backward
         gradient = gradient_of(whole.view(2, 4 * WIDTH, WIDTH), x).view(-1)
         own.grad = all_reduce(gradient) if way == "ddp" else reduce_scatter(gradient)
         own.grad /= ranks
@@ -95,7 +95,7 @@ def step(way):
     adam = torch.optim.Adam([own])
     adam.step()
     if way == "zero1":
-        whole = gather(own)
+        whole = all_gather(own)
     averages = [adam.state[own][name] for name in ("exp_avg", "exp_avg_sq")]
     return sum(tensor.nbytes for tensor in (whole, gradient, *averages))
 
@@ -109,7 +109,7 @@ def gradient_of(weights, x, add_up=torch.clone, copy=torch.clone):
     return weights.grad
 
 
-class Copy(torch.autograd.Function):
+class IntoColumns(torch.autograd.Function):
     """Into column-wise layers: all ranks have the same x. Backward adds up."""
 
     @staticmethod
@@ -121,7 +121,7 @@ class Copy(torch.autograd.Function):
         return all_reduce(gradient)
 
 
-class AddUp(torch.autograd.Function):
+class OutOfRows(torch.autograd.Function):
     """Add up what all ranks have. Backward copies."""
 
     @staticmethod
@@ -141,7 +141,7 @@ def all_reduce(part):
     return total
 
 
-def gather(own):
+def all_gather(own):
     """Return the parts of all ranks, one after the other."""
     whole = own.new_empty(len(own) * dist.get_world_size())
     dist.all_gather_into_tensor(whole, own)
