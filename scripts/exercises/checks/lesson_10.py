@@ -1,4 +1,5 @@
 import os
+import re
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -64,3 +65,18 @@ def check_10_3(exercise, rank, world_size):
     yield Fact("TIMEOUT is passed on:", passed_on, "join")
     yield Fact("save(), then reading the file, ended with error:", error, "file")
     yield Fact("times that the file was written:", sum(gather(len(writes))), "file")
+
+
+def check_10_4(exercise, rank, world_size):
+    started = exercise.simulate(exercise.SCRIPT)
+    for node in range(exercise.NODES):
+        count = sum(place == node for place, _ in started)
+        key = "tasks" if count else "srun"
+        yield Fact(f"torchruns that start on node{node}:", count, key, right=1)
+    words = " ".join(words for _, words in started)
+    hosts = {*re.findall(r"(?:endpoint|addr)[= ]([^: ]+)", words)}
+    yield Fact("where they meet:", sorted(hosts), "meet")
+    counts = re.findall(r"nproc.per.node[= ](\d+)", words)
+    yield Fact("ranks that they start:", sum(map(int, counts)), "tasks")
+    places = re.findall(r"node.rank[= ](\d+)", words)  # a script may do without
+    yield Fact("node ranks that two of them have:", len(places) - len(set(places)), "meet")
