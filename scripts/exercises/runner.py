@@ -97,11 +97,11 @@ def facts_of(file, name, folder, rank, world_size):
 def be_rank(rank, world_size, name, files, folder, pipe):
     """Be one rank: check the exercise, tell what was found, and wait for the others."""
     findings, key = [], ""
+    file, solution = files
     try:
         set_up(rank, world_size, folder)
-        from exercises.common import judge, sentence_of
+        from exercises.common import judge
 
-        file, solution = files
         rights = [*facts_of(solution, name, f"{folder}/solution", rank, world_size)]
         facts = facts_of(file, name, f"{folder}/exercise", rank, world_size)
         for right in rights:
@@ -110,6 +110,8 @@ def be_rank(rank, world_size, name, files, folder, pipe):
             if fact:  # not if it needs what has failed
                 findings.append(judge(fact, right))
     except BaseException as error:
+        from exercises.common import sentence_of
+
         text = sentence_of(error, file)
         if isinstance(error, TypeError | ValueError | IndexError) and not text.startswith("line"):
             text = f"the result cannot be read ({text}). Return what the docstring says."
