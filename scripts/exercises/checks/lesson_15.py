@@ -97,7 +97,7 @@ def check_15_5(exercise, rank, world_size):
 def check_15_6(exercise, rank, world_size):
     from torch.distributed.checkpoint import FileSystemWriter
 
-    noted(FileSystemWriter, "write_data", seconds=1)  # a slow disk
+    noted(FileSystemWriter, "write_data", seconds=0.5)  # a slow disk
     folder = Path.cwd()
     torch.manual_seed(0)
     model = exercise.shard()
