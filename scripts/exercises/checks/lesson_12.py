@@ -1,4 +1,6 @@
 import io
+import math
+import time
 
 import torch
 from exercises.common import gap
@@ -19,3 +21,32 @@ def check_12_1(exercise, rank, world_size, report):
         if report.equal(f"{where} points that are left out of their epoch:", lost, 0):
             far = gap(straight.model, second.model)
             report.at_most(f"{where} parameters at the end differ by", far, 0)
+
+
+def check_12_2(exercise, rank, world_size, report):
+    right = exercise.train_alone()
+    parts = sum(exercise.Job().gradient(rank, 3) for rank in range(3))
+    report.numbers("three parts beside one process: loss", parts[:1], right[:1], 1e-9)
+    die, add_up = exercise.Crew.die, exercise.Crew.add_up
+
+    def add_up_and_die(crew, vector):
+        total = add_up(crew, vector)
+        if exercise.NEW not in crew.names and crew.size == 4 and crew.store.check(["death"]):
+            if crew.name == exercise.KILLED:
+                die(crew)
+            if crew.name != 1:  # which is now a step ahead
+                raise RuntimeError("Connection closed by peer")
+        return total
+
+    for how in ("killed", "killed when one has the sum"):
+        found = exercise.run()
+        for name in (0, 1, 3, exercise.NEW):
+            _, losses, crews, _ = found.get(name, (None, [], [], None))
+            right_crews = [[0, 1, 2, 3], [0, 1, 3], [0, 1, 3, 4]][2 * (name == exercise.NEW) :]
+            report.equal(f"{how}: crews of member {name}:", crews, right_crews)
+            report.numbers(f"{how}: losses of member {name}:", losses, right, 1e-9)
+        states = [state for state, *_ in found.values()]
+        far = max([gap(state, states[0]) for state in states], default=math.nan)
+        report.at_most(f"{how}: what members have at the end differs by", far, 0)
+        exercise.Crew.add_up = add_up_and_die
+        exercise.Crew.die = lambda crew: crew.store.set("death", str(time.time()))
