@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import re
 import signal
+import tempfile
 import time
 from datetime import timedelta
 
@@ -168,10 +169,11 @@ class Crew:
         self.told = seconds, " ".join(words.split())
 
 
-def be_member(name, port, results):
+def be_member(name, file, results):
     """Be one process that trains."""
     signal.alarm(30)  # its end, whatever happens
-    store = dist.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=20))
+    store = dist.FileStore(file)
+    store.set_timeout(timedelta(seconds=20))
     crew, job = Crew(store, name, 0), Job()
     if name == NEW:
         crew.number = int(store.get("door"))  # until it is opened
@@ -187,17 +189,17 @@ def be_member(name, port, results):
     os._exit(0)
 
 
-def run():
+def run_members():
     """Start the members. Return of each that ends well: state, losses, crews, told."""
     context = multiprocessing.get_context("fork")
-    # The store is not on a member: it must outlive them. torchrun has one, too.
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    # The store must outlive the members, so none of them keeps it. torchrun does the same.
+    file = tempfile.mkstemp()[1]
     results = context.SimpleQueue()
     members = {}
     for name in (*range(4), NEW):
         if name == NEW:
             members[KILLED].join()
-        arguments = name, store.port, results
+        arguments = name, file, results
         members[name] = context.Process(target=be_member, args=arguments)
         members[name].start()
     found = {}
@@ -207,10 +209,11 @@ def run():
         else:
             name, *result = results.get()
             found[name] = result
+    os.remove(file)
     return dict(sorted(found.items()))
 
 
-def train_alone():
+def train_in_one_process():
     """Return the losses of one process, with the loop everybody knows."""
     model = Job().model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
@@ -227,9 +230,10 @@ def train_alone():
 
 def main():
     """Run four members, and show what happened to them."""
-    right = train_alone()
-    for name, (_, losses, crews, told) in run().items():
-        off = (torch.tensor(losses) - right).abs().max()
+    right = train_in_one_process()
+    for name, (_, losses, crews, told) in run_members().items():
+        losses = torch.tensor(losses, dtype=torch.float64)
+        off = (losses - right).abs().max()
         print(f"member {name}: crews {crews}, losses off by {off:.0e}")
         if told:
             print(f"  heard after {told[0]:.2f} s: {told[1]}")

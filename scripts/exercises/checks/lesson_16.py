@@ -1,4 +1,6 @@
 import torch
+import torch.distributed as dist
+from exercises.common import noted
 
 
 def check_16_1(exercise, rank, world_size, report):
@@ -39,3 +41,16 @@ def check_16_3(exercise, rank, world_size, report):
         report.numbers(f"{logits} logits: gradients", mine, right)
     three = 3 * 2 * (1 - 1 / world_size) * 4 * len(hidden)  # a number a position in each
     report.at_most("bytes sent in forward:", sent, three)
+
+
+def check_16_4(exercise, rank, world_size, report):
+    model = exercise.make_model(together=True)
+    whole = sum(block.up.weight.numel() for block in exercise.make_model(together=False))
+    kept = sum(x.numel() for x in model.parameters() if x.dim() == 2)
+    report.at_most("numbers of matrices that it keeps:", kept, 2 * whole // world_size)
+    messages = noted(dist, "all_reduce")
+    losses = exercise.train(model, 20)
+    report.numbers("losses:", losses, exercise.train(exercise.make_model(together=False), 20), 1e-5)
+    # Out of each block, and of the second one's x in backward. Nobody needs the first one's.
+    sent = sum(x[0].numel() for x, _ in messages)
+    report.at_most("numbers that go into all_reduce:", sent, 20 * 3 * 32 * exercise.WIDTH)

@@ -27,25 +27,36 @@ def check_17_2(exercise, rank, world_size, report):
     report.equal("micro-batches held at most:", most, world_size - rank)
 
 
+def check_17_1(exercise, rank, world_size, report):
+    idle = 2 * world_size * (world_size - 1)
+    most = world_size - rank
+    schedule = exercise.one_forward_one_backward
+    run_schedule(exercise, schedule, (2, 5, 8), most, idle, rank, world_size, report)
+
+
 def check_17_3(exercise, rank, world_size, report):
-    run_schedule(exercise, exercise.zero_bubble, 1, world_size, rank, world_size, report)
+    idle = world_size * (world_size - 1)
+    schedule = exercise.zero_bubble
+    run_schedule(exercise, schedule, (5, 8), world_size, idle, rank, world_size, report)
 
 
 def check_17_4(exercise, rank, world_size, report):
+    idle = 2 * world_size * (world_size - 1)
     most = (3 * world_size - 1) / 2
-    run_schedule(exercise, exercise.interleaved, 2, most, rank, world_size, report)
+    schedule = exercise.interleaved
+    run_schedule(exercise, schedule, (16, 8), most, idle, rank, world_size, report, each=2)
 
 
-def run_schedule(exercise, schedule, each, most, rank, world_size, report):
+def run_schedule(exercise, schedule, numbers, most, most_idle, rank, world_size, report, each=1):
     """Gradients beside one process, micro-batches that are held, and the idle slots.
 
-    each: stages on a rank. most: how many micro-batches it may hold.
+    numbers: of micro-batches. most: how many of them it may hold. each: stages on a rank.
     """
     x = torch.linspace(-1, 1, 1280).reshape(80, 16)
     y = x.flip(0)
     whole = torch.nn.Sequential(*map(exercise.build_stage, range(each * world_size)))
     torch.nn.functional.mse_loss(whole(x), y).backward()
-    for number in (5 if each == 1 else 16, 8):
+    for number in numbers:
         stages = map(exercise.build_stage, range(rank, each * world_size, world_size))
         own = torch.nn.Sequential(*stages)
         todo = schedule(rank, world_size, number)
@@ -58,4 +69,4 @@ def run_schedule(exercise, schedule, each, most, rank, world_size, report):
         idle = sum(row.count("..") for row in table)
         if rank == 0:
             what = f"{number} micro-batches: idle slots of all stages:"
-            report.at_most(what, idle, each * world_size * (world_size - 1))
+            report.at_most(what, idle, most_idle)
