@@ -3,8 +3,8 @@
 Lesson:  16
 Kind:    fill in, 25 minutes
 Task:    Two ranks share each block's two layers. Complete Copy (TODO 1) and AddUp
-         (TODO 2), which send, and ColumnWise (TODO 3) and RowWise (TODO 4), which keep
-         a rank's part. The losses must be one process's, a rank keeps half of the
+         (TODO 2, 3), which send, and ColumnWise (TODO 4) and RowWise (TODO 5, 6), which
+         keep a rank's part. The losses must be one process's, a rank keeps half of the
          matrices, and a block sends its activations once each way.
 Run:     python day2/exercises/16.4_columns_then_rows.py
 Check:   python scripts/check.py 16.4
@@ -40,12 +40,13 @@ class AddUp(torch.autograd.Function):
 
     @staticmethod
     def forward(context, part):
-        # TODO 2: and what must backward do, if all ranks go on with the same y?
+        # TODO 2: this is one rank's part of y.
         return part.view_as(part)
 
     @staticmethod
     def backward(context, gradient):
-        return gradient
+        # TODO 3: all ranks go on with the same y. Which gradient does each part need?
+        return gradient.clone()
 
 
 class ColumnWise(nn.Module):
@@ -53,7 +54,7 @@ class ColumnWise(nn.Module):
 
     def __init__(self, linear):
         super().__init__()
-        # TODO 3: this is the whole layer. own_part() cuts.
+        # TODO 4: this is the whole layer. own_part() cuts.
         self.weight = linear.weight
         self.bias = linear.bias
 
@@ -66,11 +67,12 @@ class RowWise(nn.Module):
 
     def __init__(self, linear):
         super().__init__()
-        # TODO 4: so is this. How often must the bias be added?
+        # TODO 5: so is this.
         self.weight = linear.weight
         self.bias = linear.bias
 
     def forward(self, x):
+        # TODO 6: how often is the bias added?
         return AddUp.apply(F.linear(x, self.weight, self.bias))
 
 

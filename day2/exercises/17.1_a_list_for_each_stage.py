@@ -34,8 +34,8 @@ def gpipe(rank, ranks, micro_batches):
 
 def one_forward_one_backward(rank, ranks, micro_batches):
     """Return what a stage does in a step: a few forward, then one of each in turn."""
-    # TODO: how many forward passes does stage 0 need before its first backward can come?
-    # And the last stage? After these, one of each in turn, until none is left.
+    # TODO: how many forward passes does stage 0 need before its first backward? And
+    # the last stage? After these, one of each in turn, until none is left.
     return gpipe(rank, ranks, micro_batches)
 
 

@@ -38,6 +38,7 @@ def file_of(exercise_id, solution=False):
 # How the lines begin that say NO: the result, then one for each of the three faults of a capstone.
 CAPSTONES = {"8.3": ["result", "work", "step", "report"]}
 CAPSTONES["11.4"] = ["all ranks", "within a rank", "between ranks", "between epochs"]
+CAPSTONES["21.2"] = ["result", "tensor", "context", "data and context"]
 
 
 def wrong_lines(lines):
@@ -94,9 +95,14 @@ WRONG = [
     ("1.1", "begin = time", "exit(3)  #", r"rank 0: called exit\(3\)"),
     ("4.4", "generator = torch", "os._exit(0)  #", r"rank 0: the process ended without a message"),
     ("9.2", "make_groups(per_node):", "make_groups(", r"rank 0: line \d+: SyntaxError"),
-    ("10.2", "counts = ", "return rank != 1 or dist.barrier()  #", r"rank 1: not finished \(limit"),
-    ("14.2", "return [parameter.item()", "return None  # [", r"rank 0: .*TypeError"),
-    ("4.2", "set_epoch(epoch)", "set_epoch(epoch + rank)", r"all ranks: numbers seen exactly o"),
+    ("0.1", "dist.all_r", "dist.get_rank() == 1 or dist.all_r", r"rank 0, 2, 3: not finished"),
+    ("4.4", "return order", "return None  #", r"rank 0: .*TypeError"),
+    ("6.1", "async_op=True)", "async_op=True)\n        message.wait()", r"rank 0: .* most: 1 "),
+    ("12.2", "crew.form(crew.size - 1)", "os._exit(0)", r"rank 0: killed: crews of member 0: \[\]"),
+    ("16.4", "self.weight)) + self.bias", "self.weight, self.bias))", r"rank 0: losses: .* off by"),
+    ("17.1", "min(ranks - 1 - rank,", "min(ranks - rank,", r"rank 3: of 8 .* at most 2 \(limit 1"),
+    ("21.1", "if x is not expert.down_bias else TENSOR", "", r"rank 0: even: norm .* off by"),
+    ("21.2", "if x.cut is None else 1", "", r"tensor: losses differ from one process's by"),
     ("4.4", "order[rank::", "torch.arange(count)[rank::", r"rank 2: .*shuffled"),
     ("4.5", "sampler.set_epoch(epoch)", "pass", r"rank 0: epoch 0 begins with .* a new order"),
     ("6.2", "if dist.get_rank() == 0:  # all", "if True:  #", r"all ranks: times .* written: 4 "),
@@ -122,6 +128,26 @@ def test_a_wrong_solution_gets_a_plain_line(exercise_id, right, instead, message
     limit = 4 if "not finished" in message else LIMIT
     wrong = wrong_lines(run_check(EXERCISES[exercise_id], file, limit))
     assert any(re.match(message, line) for line in wrong), wrong
+
+
+# A right solution that looks unusual: (exercise, its text, instead).
+RIGHT = [
+    ("12.2", "torch.arange(BATCH).tensor_split(size)[rank]", "torch.arange(rank, BATCH, size)"),
+    ("16.4", "weight)) + self.bias", "weight, None if dist.get_rank() else self.bias))"),
+    ("17.1", "    return todo\n\n\ndef build", "    return tuple(todo)\n\n\ndef build"),
+    ("21.1", "argsort(stable=True)", "sort()[1]"),
+    ("21.2", "self.replicas.at // self.", "dist.get_rank() // self.tensor.size // self."),
+]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("exercise_id", "text", "instead"), RIGHT)
+def test_an_unusual_solution_passes(exercise_id, text, instead, tmp_path):
+    file = tmp_path / "unusual.py"
+    solution = file_of(exercise_id, solution=True).read_text()
+    assert solution.count(text) == 1
+    file.write_text(solution.replace(text, instead))
+    assert not wrong_lines(run_check(EXERCISES[exercise_id], file, LIMIT))
 
 
 # check.py, used well and badly

@@ -192,7 +192,7 @@ def be_member(name, file, results):
 def run_members():
     """Start the members. Return of each that ends well: state, losses, crews, told."""
     context = multiprocessing.get_context("fork")
-    # The store must outlive the members, so none of them keeps it. torchrun does the same.
+    # Where members find each other. It must outlive them, so none of them keeps it.
     file = tempfile.mkstemp()[1]
     results = context.SimpleQueue()
     members = {}

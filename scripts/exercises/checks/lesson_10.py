@@ -17,15 +17,6 @@ def check_10_1(exercise, rank, world_size, report):
             report.at_most(f"images that it looked at, of {count}:", *looked_at)
 
 
-def check_10_2(exercise, rank, world_size, report):
-    for labels in ([0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 0], [1, 0, 0, 0, 1, 0, 0, 0, 1]):
-        count, right = len(labels), labels.count(0) / len(labels)
-        share, looked_at = evaluate(exercise, labels, rank, world_size)
-        text = f"says {share:.1%} of {count} images (right: {right:.1%}, limit 0.01%)"
-        if report(abs(share - right) < 1e-4, text):
-            report.at_most(f"images that it looked at, of {count}:", *looked_at)
-
-
 def evaluate(exercise, labels, rank, world_size):
     """Evaluate a model that says 0 to all images.
 

@@ -79,28 +79,6 @@ def check_15_4(exercise, rank, world_size, report):
         report.at_most(what, held, world_size - 1)
 
 
-def check_15_5(exercise, rank, world_size, report):
-    torch.manual_seed(rank)
-    tokens = torch.randn(3 + rank, exercise.WIDTH)  # not the same number on all ranks
-    # Nobody asks the last expert, many ask expert 0.
-    choice = torch.randint(world_size - 1, (len(tokens),)) * torch.randint(2, (len(tokens),))
-    arrived = []
-
-    def expert(x, number=rank):
-        arrived.append(len(x))
-        return x.cumsum(1) * (number + 1)
-
-    with torch.no_grad():
-        result, load = exercise.ask_experts(tokens, choice, expert)
-    right = torch.stack([(e + 1) * x.cumsum(0) for e, x in zip(choice, tokens)])
-    report.numbers("answers:", result, right)
-    seen = yield choice.tolist(), sum(arrived), load
-    for rank, (_, arrived, load) in enumerate(seen):
-        wanted = sum(choice.count(rank) for choice, *_ in seen)
-        report.equal(f"rank {rank}: its load is", load, wanted)
-        report.equal(f"rank {rank}: tokens that its expert gets:", arrived, wanted)
-
-
 def check_15_6(exercise, rank, world_size, report):
     from torch.distributed.checkpoint import FileSystemWriter
 
@@ -187,35 +165,3 @@ def check_15_9(exercise, rank, world_size, report):
     seen = yield own.tolist()
     places = [place for own in seen for place in own]
     report.equal("all ranks: different places:", len(set(places)), len(places))
-
-
-def check_15_10(exercise, rank, world_size, report):
-    torch.manual_seed(1)
-    shape = (world_size, exercise.TOKENS, exercise.WIDTH)
-    tokens, target = torch.randn(shape), torch.randn(shape)
-    gate, experts = exercise.make_layer(world_size)
-    mine = tokens[rank].clone().requires_grad_()
-    result, *_ = exercise.backward(mine, target[rank], gate, experts[rank])
-    # One process has all experts, and gives each of them CAPACITY tokens of each rank at most.
-    right_gate, right_experts = exercise.make_layer(world_size)
-    probability = right_gate(tokens.requires_grad_()).softmax(2)
-    best, choice = probability.max(2)
-    right = tokens.clone()
-    for n in range(world_size):
-        for e, expert in enumerate(right_experts):
-            first = (choice[n] == e).nonzero()[: exercise.CAPACITY, 0]
-            right[n, first] += best[n, first, None] * expert(tokens[n, first])
-    fraction = choice.flatten().bincount(minlength=world_size) / choice.numel()
-    balance = world_size * (fraction * probability.mean((0, 1))).sum()
-    (nn.functional.mse_loss(right, target) + exercise.BALANCE * balance).backward()
-    report.numbers("output:", result, right[rank])
-    own, right_own = gradients(experts[rank]), gradients(right_experts[rank])
-    report.numbers("gradients of its expert:", own, right_own, 1e-6)
-    report.numbers("gradients of the gate:", gradients(gate), gradients(right_gate), 1e-6)
-    # A rank's loss is the mean over its own tokens: world_size times as large in each of them.
-    own = mine.grad / world_size
-    report.numbers("gradients of its tokens:", own, tokens.grad[rank], 1e-6)
-    seen = yield torch.tensor(exercise.train(40))[-10:, :-1].sum(0).tolist()
-    tokens = sum(seen[0])
-    what = f"busiest expert, in the last 10 of 40 steps, of {tokens} tokens:"
-    report.at_most(what, max(seen[0]), 1.5 * tokens / len(seen))

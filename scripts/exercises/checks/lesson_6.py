@@ -1,7 +1,6 @@
 import torch
 import torch.distributed as dist
-from exercises.common import attempt, flat, gap, noted, shared_folder
-from torch.nn.parallel import DistributedDataParallel
+from exercises.common import attempt, gap, noted, shared_folder, train_alone
 
 
 def check_6_2(exercise, rank, world_size, report):
@@ -22,24 +21,6 @@ def check_6_2(exercise, rank, world_size, report):
     report.equal("all ranks: times that the file was written:", sum(counts), 1)
 
 
-def check_6_3(exercise, rank, world_size, report):
-    folder = shared_folder(rank)
-    torch.manual_seed(3)
-    model = DistributedDataParallel(exercise.make_model())
-    exercise.save(model, folder / "checkpoint.pt")
-    torch.manual_seed(4)
-    loaded, error = attempt(exercise.load, folder / "checkpoint.pt")
-    if not report.no_error("loading the checkpoint:", error):
-        return
-    trained = flat(model)
-    same = sum(x == y for x, y in zip(trained, flat(loaded)))
-    if report.equal("numbers that are the trained ones after loading:", same, len(trained)):
-        torch.save({"another.weight": torch.zeros(1)}, folder / f"wrong{rank}.pt")
-        _, refusal = attempt(exercise.load, folder / f"wrong{rank}.pt")
-        text = "loading the checkpoint of a different model"
-        report(refusal, f"{text}: {refusal or 'no error'} (right: an error)")
-
-
 def check_6_4(exercise, rank, world_size, report):
     path = shared_folder(rank) / "checkpoint.pt"
     first = exercise.begin()
@@ -51,3 +32,41 @@ def check_6_4(exercise, rank, world_size, report):
     exercise.train(*second, 10)
     report.learned(losses)
     report.at_most("weights 10 steps after loading differ by", gap(first[0], second[0]), 1e-6)
+
+
+def check_6_1(exercise, rank, world_size, report):
+    backward, all_reduce = torch.Tensor.backward, dist.all_reduce
+    flying, most, during = [], [], []
+
+    class Message:
+        def __init__(self, work):
+            self.work = work
+            flying.append(self)
+
+        def wait(self):
+            if self in flying:
+                flying.remove(self)
+            return self.work.wait()
+
+    def watched(tensor, *arguments, async_op=False, **options):
+        work = all_reduce(tensor, *arguments, async_op=True, **options)
+        message = Message(work)
+        most.append(len(flying))
+        return message if async_op else message.wait()
+
+    def noting(loss, *arguments, **options):
+        before = len(most)
+        backward(loss, *arguments, **options)
+        during.append(len(most) - before)
+
+    torch.Tensor.backward, dist.all_reduce = noting, watched
+    model, _ = exercise.train(5)
+    torch.Tensor.backward, dist.all_reduce = backward, all_reduce
+    alone, count = exercise.make_model(), 2 * exercise.LAYERS
+    seeds = [torch.Generator().manual_seed(other) for other in range(world_size)]
+    x = torch.cat([torch.randn(8, 16, generator=seed) for seed in seeds])
+    train_alone(alone, [(x, x.roll(1, 1).sin())] * 5, lr=0.5)
+    report.like_one_process(model, alone, 1e-5)
+    report.equal("messages that backward starts, in each step:", during, [count] * 5)
+    report.equal("messages in flight at a time, at most:", max(most), count)
+    report.equal("messages that nobody has waited for:", len(flying), 0)
