@@ -21,7 +21,7 @@ class Fact(NamedTuple):
     """What a check has seen on this rank.
 
     Without right, least and most, it must be what the solution shows in the same place. Numbers may
-    be 1e-3 off, as a share of the largest one.
+    be a little off: close says how much, as a share of the largest one.
     """
 
     what: str
@@ -30,6 +30,7 @@ class Fact(NamedTuple):
     right: Any = None
     least: float = -math.inf
     most: float = math.inf
+    close: float = 1e-3
 
 
 def judge(fact, right):
@@ -45,7 +46,7 @@ def judge(fact, right):
     kinds = {type(x) for x in values + rights}
     if kinds not in ({float}, {int, float}) or len(values) != len(rights):
         return Finding(value == right, fact.what, short(value), f"right: {short(right)}", fact.key)
-    far, limit = gap(values, rights), 1e-3 * max(map(abs, rights))
+    far, limit = gap(values, rights), fact.close * max(map(abs, rights))
     seen = f"{short(values)}, off by {far:.3g}"
     allowed = f"right: {short(rights)}, limit {limit:.3g}"
     return Finding(far <= limit, fact.what, seen, allowed, fact.key)

@@ -35,6 +35,7 @@ def file_of(exercise_id, solution=False):
 # How the lines of a capstone begin that say NO: the result, then one for each of its three faults.
 CAPSTONES = {"8.3": ["result", "work", "step", "report"]}
 CAPSTONES["11.4"] = ["result", "within a rank", "between ranks", "between epochs"]
+CAPSTONES["21.2"] = ["result", "tensor", "context", "data and context"]
 
 
 def wrong_lines(findings):
@@ -94,9 +95,8 @@ WRITTEN = [
     ("2.1", "def train_one_epoch(", "def f(", "the file has no train_one_epoch"),
     ("4.4", "generator = torch", "os._exit(0)  #", "the process ended without a message"),
     ("9.2", "make_groups(per_node):", "make_groups(", r"line \d+: SyntaxError"),
-    ("10.2", "counts = ", "return rank != 1 or dist.barrier()  #", r"not finished \(limit"),
+    ("0.1", "dist.all_r", "dist.get_rank() == 1 or dist.all_r", r"not finished \(limit"),
     # What looks right
-    ("4.2", "set_epoch(epoch)", "set_epoch(epoch + rank)", "numbers seen exactly once in epoch"),
     ("4.3", "manual_seed(rank)", "manual_seed(1)", "different noises of the ranks: 1"),
     ("4.3 as given", "    return model\n", BROADCAST, "the most by which parameters differ"),
     ("4.4", "order[rank::", "torch.arange(count)[rank::", "epoch 0 is in order: True"),
@@ -107,7 +107,6 @@ WRITTEN = [
     ("6.4 as given", "    model.module.load", TRAIN, "with this check's model, 5 steps after"),
     ("8.3", "return losses / world_size", "return losses", "report: .* are reported as 10"),
     ("9.1", "if dist.get_rank(within) == 0:", "if True:", "ranks of node 0 that have read .*: 2"),
-    ("14.2 as given", "len(messages)\n\n", "4\n\n", "messages for 4 steps of the optimizer: 16"),
     ("15.4", "scores.amax(1, keepdim=True)", "torch.zeros(1)", "large scores: nan, "),
     ("16.2", "= all_reduce(parameter.grad)", "= parameter.grad", "sequence: gradients of the norm"),
     (
@@ -118,6 +117,12 @@ WRITTEN = [
     ),
     ("16.3", "detach().amax(1)", "detach().amax(1) * 0", r"large logits: loss (inf|nan)"),
     ("16.3", "logits.detach().amax(1)", "Gather.apply(logits.detach()).amax(1)", "bytes sent"),
+    ("6.1", "async_op=True)", "async_op=True)\n        message.wait()", "messages in .* most: 1 "),
+    ("12.2", "crew.form(crew.size - 1)", "os._exit(0)", "killed: crews of member 0: nothing"),
+    ("16.4", "self.weight)) + self.bias", "self.weight, self.bias))", "losses: .* off by"),
+    ("17.1", "min(ranks - 1 - rank,", "min(ranks - rank,", r"of 8 .* at most 2 \(limit 1"),
+    ("21.1", "if x is not expert.down_bias else TENSOR", "", "even: norm .* off by"),
+    ("21.2", "if x.cut is None else 1", "", "tensor: losses differ from one process's by"),
     # What hides the fault, but isn't the exercise any more.
     full("4.1", "x[rank::world_size], y[rank::world_size]", "x, y", "points that .* 64 "),
     full("11.4", "WORKERS = 2", "WORKERS = 1", "workers of a rank: 1 "),
@@ -127,6 +132,25 @@ WRITTEN = [
     ("4.5", "batch_size=batch_size, sampler=sampler", LISTS, "passes"),
     ("8.3", "batch_size=BATCH_SIZE, sampler=sampler", LISTS.replace("8", "BATCH_SIZE"), "passes"),
     ("10.1", "list(range(rank, len(images), world_size))", SPLIT, "passes"),
+    full(
+        "12.2",
+        "torch.arange(BATCH).tensor_split(size)[rank]",
+        "torch.arange(rank, BATCH, size)",
+        "passes",
+    ),
+    full(
+        "16.4", "weight)) + self.bias", "weight, None if dist.get_rank() else self.bias))", "passes"
+    ),
+    full(
+        "17.1", "    return todo\n\n\ndef build", "    return tuple(todo)\n\n\ndef build", "passes"
+    ),
+    full("21.1", "argsort(stable=True)", "sort()[1]", "passes"),
+    full(
+        "21.2",
+        "self.replicas.at // self.",
+        "dist.get_rank() // self.tensor.size // self.",
+        "passes",
+    ),
     full(
         "15.8", "orthogonal(momentum.full_tensor())", "orthogonal(momentum).full_tensor()", "passes"
     ),

@@ -76,24 +76,6 @@ def check_15_4(exercise, rank, world_size):
         yield Fact(what, held, "pieces", most=world_size - 1)
 
 
-def check_15_5(exercise, rank, world_size):
-    torch.manual_seed(rank)
-    tokens = torch.randn(3 + rank, exercise.WIDTH)  # not the same number on all ranks
-    # Nobody asks the last expert, many ask expert 0.
-    choice = torch.randint(world_size - 1, (len(tokens),)) * torch.randint(2, (len(tokens),))
-    arrived = []
-
-    def expert(x):
-        arrived.append(len(x))
-        return x.cumsum(1) * (rank + 1)
-
-    with torch.no_grad():
-        result, load = exercise.ask_experts(tokens, choice, expert)
-    yield Fact("its load is", load, "counts")
-    yield Fact("tokens that its expert gets:", sum(arrived), "tokens")
-    yield Fact("answers:", result, "answers")
-
-
 def check_15_6(exercise, rank, world_size):
     from torch.distributed.checkpoint import FileSystemWriter
 
@@ -163,19 +145,3 @@ def check_15_9(exercise, rank, world_size):
     yield Fact("pairs in the new order:", exercise.count_pairs(text, own), "order")
     different = {place for part in gather(own.tolist()) for place in part}
     yield Fact("different places of all ranks:", len(different), "order")
-
-
-def check_15_10(exercise, rank, world_size):
-    torch.manual_seed(1)
-    shape = (world_size, exercise.TOKENS, exercise.WIDTH)
-    tokens, target = torch.randn(shape), torch.randn(shape)
-    gate, experts = exercise.make_layer(world_size)
-    mine = tokens[rank].clone().requires_grad_()
-    result, *_ = exercise.backward(mine, target[rank], gate, experts[rank])
-    yield Fact("output:", result, "output")
-    yield Fact("gradients of its expert:", gradients(experts[rank]), "back")
-    yield Fact("gradients of the gate:", gradients(gate), "balance")
-    yield Fact("gradients of its tokens:", mine.grad, "back")
-    tokens = torch.tensor(exercise.train(40))[-10:, :-1].sum(0).tolist()
-    what = f"busiest expert, in the last 10 of 40 steps, of {sum(tokens)} tokens:"
-    yield Fact(what, max(tokens), "balance", most=1.5 * sum(tokens) / world_size)

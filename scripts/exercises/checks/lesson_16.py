@@ -1,7 +1,8 @@
 import math
 
 import torch
-from exercises.common import Fact, Messages
+import torch.distributed as dist
+from exercises.common import Fact, Messages, noted
 
 
 def check_16_1(exercise, rank, world_size):
@@ -47,3 +48,18 @@ def check_16_3(exercise, rank, world_size):
     # A number a position in each of three messages, and in backward the gradient of hidden.
     most = 2 * (1 - 1 / world_size) * 4 * (3 * len(hidden) + hidden.numel())
     yield Fact("bytes sent:", sent.bytes, "bytes", most=most)
+
+
+def check_16_4(exercise, rank, world_size):
+    model = exercise.make_model(together=True)
+    whole = sum(block.up.weight.numel() for block in exercise.make_model(together=False))
+    kept = sum(x.numel() for x in model.parameters() if x.dim() == 2)
+    yield Fact("numbers of matrices that it keeps:", kept, "keep", most=2 * whole // world_size)
+    messages = noted(dist, "all_reduce")
+    losses = exercise.train(model, 20)
+    # Out of each block, and of the second one's x in backward. Nobody needs the first one's.
+    sent = sum(x[0].numel() for x, _ in messages)
+    right = exercise.train(exercise.make_model(together=False), 20)
+    yield Fact("losses:", losses, "losses", right=right, close=1e-4)
+    most = 20 * 3 * 32 * exercise.WIDTH
+    yield Fact("numbers that go into all_reduce:", sent, "sent", most=most)

@@ -23,31 +23,39 @@ def check_17_2(exercise, rank, world_size):
     yield Fact("micro-batches held at most:", most, right=world_size - rank)
 
 
+def check_17_1(exercise, rank, world_size):
+    schedule = exercise.one_forward_one_backward
+    idle, most = 2 * world_size * (world_size - 1), world_size - rank
+    return run_schedule(exercise, schedule, (2, 5, 8), most, idle, rank, world_size)
+
+
 def check_17_3(exercise, rank, world_size):
-    return run_schedule(exercise, exercise.zero_bubble, 1, world_size, rank, world_size)
+    schedule, idle = exercise.zero_bubble, world_size * (world_size - 1)
+    return run_schedule(exercise, schedule, (5, 8), world_size, idle, rank, world_size)
 
 
 def check_17_4(exercise, rank, world_size):
+    schedule, idle = exercise.interleaved, 2 * world_size * (world_size - 1)
     most = (3 * world_size - 1) / 2
-    return run_schedule(exercise, exercise.interleaved, 2, most, rank, world_size)
+    return run_schedule(exercise, schedule, (16, 8), most, idle, rank, world_size, each=2)
 
 
-def run_schedule(exercise, schedule, each, most, rank, world_size):
+def run_schedule(exercise, schedule, numbers, most, most_idle, rank, world_size, each=1):
     """The idle slots, micro-batches that are held, and gradients beside one process.
 
-    each: stages on a rank. most: how many micro-batches it may hold.
+    numbers: of micro-batches. most: how many of them it may hold. each: stages on a rank.
     """
     x = torch.linspace(-1, 1, 1280).reshape(80, 16)
     y = x.flip(0)
     whole = torch.nn.Sequential(*map(exercise.build_stage, range(each * world_size)))
     torch.nn.functional.mse_loss(whole(x), y).backward()
-    for number in (5 if each == 1 else 16, 8):
+    for number in numbers:
         stages = map(exercise.build_stage, range(rank, each * world_size, world_size))
         own = torch.nn.Sequential(*stages)
         _, log = exercise.train_step(own, schedule(rank, world_size, number), x, y)
         idle = sum(row.count("..") for row in exercise.slots(gather(log)))
         what = f"{number} micro-batches: idle slots of all stages:"
-        yield Fact(what, idle, most=each * world_size * (world_size - 1))
+        yield Fact(what, idle, most=most_idle)
         held = max(held for *_, held in log) / each
         yield Fact(f"of {number} micro-batches it holds at most", held, most=most)
         right = gradients(whole[rank::world_size])
