@@ -135,21 +135,6 @@ def noted(owner, name, seconds=0):
     return calls
 
 
-class SlowQueue:
-    """Does what it's asked for later, one after the other, as a GPU and a network do."""
-
-    def __init__(self):
-        self.ends = [0.0]
-
-    def add(self, seconds):
-        """Ask for work that takes so long."""
-        self.ends.append(max(time.perf_counter(), self.ends[-1]) + seconds)
-
-    def wait(self, *_):
-        """Wait until all work is done."""
-        time.sleep(max(0, self.ends[-1] - time.perf_counter()))
-
-
 def at_each_step(look):
     """Have look(optimizer) called before each step of any. Return the list of what it returns."""
     seen = []

@@ -91,7 +91,7 @@ TRAIN = "    train(model, optimizer, 10)\n    model.module.load"
 WRITTEN = [
     # Errors
     ("0.1", "dist.all_reduce(", "raise ValueError('ouch')  #", r"line \d+: ValueError: ouch"),
-    ("1.1", "begin = time", "exit(3)  #", r"line \d+: SystemExit: 3"),
+    ("7.1", "begin = time", "exit(3)  #", r"line \d+: SystemExit: 3"),
     ("2.1", "def train_one_epoch(", "def f(", "the file has no train_one_epoch"),
     ("4.4", "generator = torch", "os._exit(0)  #", "the process ended without a message"),
     ("9.2", "make_groups(per_node):", "make_groups(", r"line \d+: SyntaxError"),

@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import torch
 from exercises.common import Fact
 
@@ -11,13 +9,3 @@ def check_19_1(exercise, rank, world_size):
     result = exercise.average_rows(rows, values)
     yield Fact("rows that it has gradients of:", len(result[0]))
     yield Fact("all rows:", torch.zeros(world_size + 1, 2).index_add(0, *result))
-
-
-def check_19_2(exercise, rank, world_size):
-    path = Path(f"rank{rank}")
-    exercise.write(path)
-    ratings = exercise.Ratings(path)
-    before = exercise.peak_memory()
-    yield Fact("mean", exercise.mean(ratings), right=2.5)
-    grown = exercise.peak_memory() - before
-    yield Fact("MB by which memory grew, to read 48 MB in parts of 4:", grown, most=16)
