@@ -200,7 +200,8 @@ def main():
         return 0
     if importlib.util.find_spec("torch") is None:
         sys.exit("This Python has no torch. Activate one that does: source .venv/bin/activate")
-    runner.import_once(wanted)
+    with SignOfLife():
+        runner.import_once(wanted)
     if args.watch:
         return 0 if watch(wanted[0], record) else 1
     passed = [check(x, record, args.solution, "next" in args.ids) for x in wanted]
