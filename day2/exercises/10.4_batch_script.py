@@ -26,7 +26,7 @@ SCRIPT = r"""#!/bin/bash
 
 first=localhost
 
-torchrun --nnodes=2 --nproc-per-node=4 --rdzv-backend=c10d \
+torchrun --nnodes=2 --nproc-per-node 4 --rdzv-backend=c10d \
   --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$first:29500" train.py
 """
 

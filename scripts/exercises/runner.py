@@ -20,7 +20,7 @@ from typing import NamedTuple
 from catalog import ROOT
 from launcher.forks import end_with_parent
 
-LIMIT = 20  # seconds until all ranks are done
+LIMIT = 30  # seconds until all ranks are done, with the solution and with the exercise
 PATIENCE = 1  # seconds that the other ranks still get once one has failed
 
 

@@ -29,7 +29,7 @@ SCRIPT = r"""#!/bin/bash
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 
 # Without srun, only the first node would start anything.
-srun torchrun --nnodes=2 --nproc-per-node=4 --rdzv-backend=c10d \
+srun torchrun --nnodes=2 --nproc-per-node 4 --rdzv-backend=c10d \
   --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$first:29500" train.py
 """
 

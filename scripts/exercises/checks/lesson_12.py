@@ -46,7 +46,7 @@ def check_12_2(exercise, rank, world_size):
             _, losses, crews, _ = found.get(name, (None, [], [], None))
             key = "crews" if name != exercise.NEW else "agree"
             right_crews = [[0, 1, 2, 3], [0, 1, 3], [0, 1, 3, 4]][2 * (name == exercise.NEW) :]
-            yield Fact(f"{how}: crews of member {name}:", crews, key, right=right_crews)
+            yield Fact(f"{how}: crews of member {name}:", str(crews), key, right=str(right_crews))
             what = f"{how}: losses of member {name}:"
             yield Fact(what, losses, "agree", right=right, close=1e-9)
         states = [state for state, *_ in found.values()]
