@@ -39,7 +39,8 @@ def judge(fact, right):
     right = plain(fact.right if fact.right is not None else right.value)
     limits = [f"{x:.4g}" for x in (fact.least, fact.most) if math.isfinite(x)]
     if limits:
-        allowed = f"limit{'s' * (len(limits) > 1)} {' and '.join(limits)}"
+        word = "limit" if math.isfinite(fact.most) else "limit: at least"
+        allowed = f"{word if len(limits) == 1 else 'limits'} {' and '.join(limits)}"
         ok = fact.least <= value <= fact.most
         return Finding(ok, fact.what, f"{value:.4g}", allowed, fact.key)
     values, rights = [x if isinstance(x, list) else [x] for x in (value, right)]

@@ -97,7 +97,7 @@ WRITTEN = [
     ("9.2", "make_groups(per_node):", "make_groups(", r"line \d+: SyntaxError"),
     ("0.1", "dist.all_r", "dist.get_rank() == 1 or dist.all_r", r"not finished \(limit"),
     # What looks right
-    ("4.3", "manual_seed(rank)", "manual_seed(1)", "different noises of the ranks: 1"),
+    ("4.3", "manual_seed(rank)", "manual_seed(1)", "ranks that have its noise: 4"),
     ("4.3 as given", "    return model\n", BROADCAST, "the most by which parameters differ"),
     ("4.4", "order[rank::", "torch.arange(count)[rank::", "epoch 0 is in order: True"),
     ("4.5", "sampler.set_epoch(epoch)", "pass", "the order of epoch 1 is that of epoch 0: True"),
