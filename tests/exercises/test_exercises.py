@@ -101,7 +101,7 @@ WRONG = [
     ("12.2", "crew.form(crew.size - 1)", "os._exit(0)", r"rank 0: killed: crews of member 0: \[\]"),
     ("16.4", "self.weight)) + self.bias", "self.weight, self.bias))", r"rank 0: losses: .* off by"),
     ("17.1", "min(ranks - 1 - rank,", "min(ranks - rank,", r"rank 3: of 8 .* at most 2 \(limit 1"),
-    ("21.1", "if x is not expert.down_bias else TENSOR", "", r"rank 0: even: norm .* off by"),
+    ("21.1", "if x is not expert.down_bias else TENSOR", "", r"rank 0: spread: norm .* off by"),
     ("21.2", "if x.cut is None else 1", "", r"tensor: losses differ from one process's by"),
     ("4.4", "order[rank::", "torch.arange(count)[rank::", r"rank 2: .*shuffled"),
     ("4.5", "sampler.set_epoch(epoch)", "pass", r"rank 0: epoch 0 begins with .* a new order"),
