@@ -194,8 +194,8 @@ def make_gate():
 def make_tokens():
     """Return tokens and targets: float64 [DATA, TOKENS, WIDTH]."""
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randn(DATA, TOKENS, WIDTH, generator=generator)
-    return tokens.double(), tokens.double().roll(1, 2).sin()
+    tokens = 5 * torch.randn(DATA, TOKENS, WIDTH, generator=generator).double()
+    return tokens, tokens.roll(1, 2).sin()
 
 
 def run_alone(tokens, target):

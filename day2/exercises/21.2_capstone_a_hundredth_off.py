@@ -136,12 +136,12 @@ def main():
 
 # ---- Shared helpers, identical in every exercise
 
-STEPS = 4
-BATCH = 16  # texts in a step, of all ranks
-LENGTH = 64  # characters in a piece of text
-WIDTH = 64  # numbers per character inside the model
-HEAD = 16  # of these, numbers for each head of the attention
-KEYS = 32  # numbers of the heads of keys, and of values: each is for two of queries
+STEPS = 3
+BATCH = 8  # texts in a step, of all ranks
+LENGTH = 32  # characters in a piece of text
+WIDTH = 32  # numbers per character inside the model
+HEAD = 8  # of these, numbers for each head of the attention
+KEYS = 16  # numbers of the heads of keys, and of values: each is for two of queries
 LAYERS = 2
 RATE = 0.01  # of learning
 EPS = 1e-3  # of Adam, which divides by gradients: 1e-8 would hide a wrong one

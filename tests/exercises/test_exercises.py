@@ -121,7 +121,7 @@ WRITTEN = [
     ("12.2", "crew.form(crew.size - 1)", "os._exit(0)", r"killed: crews of member 0: \[\]"),
     ("16.4", "self.weight)) + self.bias", "self.weight, self.bias))", "losses: .* off by"),
     ("17.1", "min(ranks - 1 - rank,", "min(ranks - rank,", r"of 8 .* at most 2 \(limit 1"),
-    ("21.1", "if x is not expert.down_bias else TENSOR", "", "even: norm .* off by"),
+    ("21.1", "if x is not expert.down_bias else TENSOR", "", "spread: norm .* off by"),
     ("21.2", "if x.cut is None else 1", "", "tensor: losses differ from one process's by"),
     # What hides the fault, but isn't the exercise any more.
     full("4.1", "x[rank::world_size], y[rank::world_size]", "x, y", "points that .* 64 "),

@@ -5,10 +5,10 @@ from exercises.common import Fact, gap, gradients
 def check_21_1(exercise, rank, world_size):
     groups = exercise.make_groups()
     place, at = exercise.places()
-    for what in ("even", "one way"):
+    for what in ("spread", "one way"):
         tokens, target = exercise.make_tokens()
         if what == "one way":  # almost all tokens want experts of the first data rank
-            tokens = 0.01 * tokens
+            tokens = 0.001 * tokens
         tokens.requires_grad_()
         gate, experts = exercise.make_layer(groups[1])
         mine = tokens[place].detach().requires_grad_()
