@@ -229,7 +229,7 @@ def of_exercise(exercise):
     checks = ROOT / f"scripts/exercises/checks/lesson_{lesson}.py"
     check = f"def check_{number.replace('.', '_')}("
     if not checks.exists() or check not in checks.read_text():
-        yield f"{checks.relative_to(ROOT)} has no {check}exercise, rank, world_size, report)"
+        yield f"{checks.relative_to(ROOT)} has no {check}exercise, rank, world_size)"
     if not file.exists():
         yield "the solution has no exercise of this name"
         return

@@ -4,6 +4,7 @@ Lesson:  4
 Kind:    find the fault, 15 minutes
 Symptom: The gradients are averaged, the learning rate is right, every rank takes the
          same steps. And yet the ranks end with models that differ.
+         The check wants equal models in every step, and each rank's own noise.
 Run:     python day1/exercises/4.3_never_agree.py
 Check:   python scripts/check.py 4.3
 """

@@ -4,6 +4,7 @@ Lesson:  11
 Kind:    find the fault, 15 minutes
 Symptom: With 2 ranks it ends. With 4 it hangs at the end of the epoch, until an error
          comes after a timeout of 2 s.
+         The check wants no chunk twice, and the same number of steps on all ranks.
 Run:     python day2/exercises/11.2_stuck_at_the_end.py
 Check:   python scripts/check.py 11.2
 """

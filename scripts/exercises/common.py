@@ -1,84 +1,104 @@
-"""What several checks share: how they call the exercise, compare and show numbers, and report.
-
-check.py itself needs no PyTorch, which takes seconds to import, so the functions here import it.
-"""
+"""What several checks share: facts and how they are judged, and how an exercise is looked at."""
 
 import math
 import re
 import sys
-import tempfile
 import time
 import traceback
-from pathlib import Path
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from exercises.runner import Finding
 
 
-class Report:
-    """The lines of a check: a list of (right, sentence). Methods for one line return right."""
+class Fact(NamedTuple):
+    """What a check has seen on this rank.
 
-    def __init__(self, who=""):
-        self.who = who  # begins each sentence
-        self.lines = []
+    Without right, least and most, it must be what the solution shows in the same place. Numbers may
+    be a little off: close says how much, as a share of the largest one.
+    """
 
-    def __call__(self, right, sentence):
-        """Add a line."""
-        self.lines.append((bool(right), self.who + sentence))
-        return bool(right)
-
-    def equal(self, what, value, right):
-        """Add a line about a value that must be the right one."""
-        return self(value == right, f"{what} {value} (right: {right})")
-
-    def at_most(self, what, value, limit):
-        """Add a line about a number that may be as large as the limit."""
-        return self(value <= limit, f"{what} {value:.3g} (limit {limit:g})")
-
-    def numbers(self, what, mine, right, limit=1e-4):
-        """Add a line about numbers, as flat takes them, that must be within limit of the right."""
-        mine, right = flat(mine), flat(right)
-        words = f"{what} {short(mine)}; right: {short(right)}".lstrip()
-        if len(mine) != len(right):
-            return self(False, f"{words}; numbers: {len(mine)}, right: {len(right)}")
-        far = gap(mine, right)
-        return self(far <= limit, f"{words}; off by {far:.3g} (limit {limit:g})")
-
-    def no_error(self, what, error):
-        """Add a line about something that must end without an error, which is then None."""
-        return self(not error, f"{what} {error or 'no error'} (right: no error)")
-
-    def learned(self, losses, share=1.0):
-        """Add a line about losses: the last one must be less than this share of the first."""
-        first, last, limit = (float(x) for x in (losses[0], losses[-1], share * losses[0]))
-        text = f"loss {first:.4g} in step 0, {last:.4g} in step {len(losses) - 1}"
-        return self(last < limit, f"{text} (limit {limit:.4g})")
-
-    def like_one_process(self, model, alone, limit=1e-4):
-        """Add a line about the parameters of a model, and of the one that one process trains."""
-        far = gap(model, alone)
-        return self(far <= limit, f"parameters within {far:.1g} of one process's (limit {limit:g})")
-
-    def same_on_all_ranks(self, parameters, limit):
-        """Add a line for each other rank: how far its parameters, a list, are from rank 0's."""
-        for rank, own in enumerate(parameters[1:], start=1):
-            what = f"rank {rank}: its parameters differ from rank 0's by up to"
-            self.at_most(what, gap(own, parameters[0]), limit)
-
-    def new_order(self, first, second):
-        """Add a line about what one rank gets in two epochs."""
-        text = f"epoch 0 begins with {short(first, 4)}, epoch 1 with {short(second, 4)}"
-        return self(first != second, f"{text} (right: a new order)")
-
-    def each_once(self, what, used, count):
-        """Add a line for each epoch about what all ranks used: each of 0 to count - 1 once.
-
-        used: for each rank a list of epochs, which are lists of numbers.
-        """
-        for epoch, parts in enumerate(zip(*used)):
-            numbers = [number for part in parts for number in part]
-            once = sum(numbers.count(number) == 1 for number in range(count))
-            self.equal(f"all ranks: {what} seen exactly once in epoch {epoch}:", once, count)
+    what: str
+    value: Any  # a number, a text, a list, a tensor, a model, or several such
+    key: str = ""  # of the hints about it
+    right: Any = None
+    least: float = -math.inf
+    most: float = math.inf
+    close: float = 1e-3
 
 
-# How the exercise is called.
+def judge(fact, right):
+    """Compare a fact with the same one of the solution. Return a Finding, not yet of a rank."""
+    value = plain(fact.value)
+    right = plain(fact.right if fact.right is not None else right.value)
+    limits = [f"{x:.4g}" for x in (fact.least, fact.most) if math.isfinite(x)]
+    if limits:
+        word = "limit" if math.isfinite(fact.most) else "limit: at least"
+        allowed = f"{word if len(limits) == 1 else 'limits'} {' and '.join(limits)}"
+        ok = fact.least <= value <= fact.most
+        return Finding(ok, fact.what, f"{value:.4g}", allowed, fact.key)
+    values, rights = [x if isinstance(x, list) else [x] for x in (value, right)]
+    kinds = {type(x) for x in values + rights}
+    if kinds not in ({float}, {int, float}) or len(values) != len(rights):
+        return Finding(value == right, fact.what, short(value), f"right: {short(right)}", fact.key)
+    far, limit = gap(values, rights), fact.close * max(map(abs, rights))
+    seen = f"{short(values)}, off by {far:.3g}"
+    allowed = f"right: {short(rights)}, limit {limit:.3g}"
+    return Finding(far <= limit, fact.what, seen, allowed, fact.key)
+
+
+def plain(value):
+    """Return a value that later steps don't change: a number, a text, or a flat list of them."""
+    return value if isinstance(value, str | int | float | None) else flat(value)
+
+
+def gather(value):
+    """Return the values of all ranks, in rank order. The exercise's messages can't disturb it."""
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value, group=own_group())
+    return values
+
+
+@cache
+def own_group():
+    """Return a group of all ranks that only the check uses."""
+    return dist.new_group()
+
+
+def once(parts, count):
+    """Return how many of the numbers from 0 to count - 1 are in the parts exactly once."""
+    numbers = [number for part in parts for number in part]
+    return sum(numbers.count(number) == 1 for number in range(count))
+
+
+class Messages(TorchDispatchMode):
+    """In a with statement: note what this rank sends, whoever asks for it: exercise or library.
+
+    calls: {name: number of calls}. bytes: what goes out if collectives go around in a ring.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.bytes = {}, 0
+
+    def __torch_dispatch__(self, operation, types, arguments=(), options=None):
+        result = operation(*arguments, **(options or {}))
+        name = operation.__name__.partition(".")[0].strip("_")
+        if "c10d" in operation.namespace and not re.match("recv|wait|wrap|barrier", name):
+            self.calls[name] = self.calls.get(name, 0) + 1
+            tensors = [[x for x in tree_leaves(y) if torch.is_tensor(x)] for y in arguments]
+            tensors.append([x for x in tree_leaves(result) if torch.is_tensor(x)])
+            largest = max(sum(x.nbytes for x in part) for part in tensors)
+            ranks = dist.get_world_size()
+            times = 1 if re.match("send|broadcast", name) else 1 - 1 / ranks
+            self.bytes += largest * times * (2 if re.match("all_?reduce", name) else 1)
+        return result
 
 
 def sentence_of(error, file):
@@ -89,8 +109,10 @@ def sentence_of(error, file):
     if "Traceback" in words:  # from a process that the rank started: its last line is the error
         words = words.splitlines()[-1]
     words = re.sub(r"^\[/[^]]*\] ", "", " ".join(words.split()))  # gloo begins with a path
-    text = f"{type(error).__name__}: {words}" if words else type(error).__name__
-    return (f"line {place}: " if place else "") + text[:300]
+    text = f"{type(error).__name__}: {words}"[:300]
+    if isinstance(error, AttributeError) and error.obj is sys.modules["__main__"]:
+        return f"the file has no {error.name} any more, which the check needs"
+    return f"line {place}: {text}" if place else text
 
 
 def attempt(function, *arguments, **options):
@@ -114,63 +136,35 @@ def noted(owner, name, seconds=0):
     return calls
 
 
-class SlowQueue:
-    """Does what it's asked for later, one after the other, as a GPU and a network do."""
-
-    def __init__(self):
-        self.ends = [0.0]
-
-    def add(self, seconds):
-        """Ask for work that takes so long."""
-        self.ends.append(max(time.perf_counter(), self.ends[-1]) + seconds)
-
-    def wait(self, *_):
-        """Wait until all work is done."""
-        time.sleep(max(0, self.ends[-1] - time.perf_counter()))
-
-
-def train_alone(model, batches, loss_of=None, clip=None, optimizer=None, **options):
-    """Train as one process does, a step for each (x, y), by SGD unless told. Return the losses."""
-    import torch
-
-    loss_of = loss_of or torch.nn.functional.mse_loss
-    optimizer = (optimizer or torch.optim.SGD)(model.parameters(), **options)
-    losses = []
-    for x, y in batches:
-        optimizer.zero_grad()
-        loss = loss_of(model(x), y)
-        loss.backward()
-        if clip:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
-def shared_folder(rank):
-    """Return a folder that is new and the same for all ranks."""
-    import torch.distributed as dist
-
-    folder = [tempfile.mkdtemp(dir=".") if rank == 0 else None]
-    dist.broadcast_object_list(folder)
-    return Path(folder[0])
+def at_each_step(look):
+    """Have look(optimizer) called before each step of any. Return the list of what it returns."""
+    seen = []
+    register_optimizer_step_pre_hook(lambda optimizer, *_: seen.append(look(optimizer)))
+    return seen
 
 
 def flat(values):
-    """Return as one list of numbers: a number, a tensor, a model's parameters, or several such."""
+    """Return as one list: a number, a text, a tensor, a model's parameters, or several such.
+
+    Of a DTensor it takes the part that this rank holds.
+    """
     if hasattr(values, "parameters"):
         values = list(values.parameters())
     if isinstance(values, list | tuple):
         return [x for value in values for x in flat(value)]
-    return values.flatten().tolist() if hasattr(values, "flatten") else [float(values)]
+    if hasattr(values, "to_local"):
+        values = values.to_local()
+    return values.flatten().tolist() if hasattr(values, "flatten") else [values]
+
+
+def indices(calls):
+    """Return the indices of noted calls of __getitem__, which may be numbers or lists of them."""
+    return [x for (_, index), _ in calls for x in torch.as_tensor(index).flatten().tolist()]
 
 
 def gradients(model):
     """Return all gradients that a model has as one list of numbers."""
     return flat([x.grad for x in model.parameters() if x.grad is not None])
-
-
-# What stands in the lines.
 
 
 def gap(a, b):
@@ -179,7 +173,9 @@ def gap(a, b):
     return math.nan if any(map(math.isnan, gaps)) else max(gaps)
 
 
-def short(values, most=6):
-    """Return a list of numbers as a short text."""
-    text = ", ".join(f"{value:.4g}" for value in values[:most]) or "nothing"
-    return f"{text}, ..." if len(values) > most else text
+def short(value, most=6):
+    """Return a value, or the first of several, as a short text."""
+    if not isinstance(value, list):
+        return "none" if value is None else str(value)
+    words = [f"{x:.4g}" if isinstance(x, float) else str(x) for x in value[:most]]
+    return ", ".join([*words, "..."] if len(value) > most else words) or "nothing"

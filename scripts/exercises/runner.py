@@ -1,26 +1,44 @@
 """Run an exercise on its ranks, and say what each of them really did.
 
-The ranks are forks of one process that has imported torch, which this process needs not. Each
-checks its part of the exercise; then rank 0 compares what all of them saw.
+The ranks are forks of one process that has imported torch, which this process needs not.
 """
 
 import contextlib
 import importlib
 import importlib.util
-import itertools
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
-import threading
 import time
-from inspect import isgenerator
+from itertools import zip_longest
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
+from typing import NamedTuple
 
-from exercises.common import Report, sentence_of
+from catalog import ROOT
+from launcher.forks import end_with_parent
 
-START_LIMIT, RUN_LIMIT = 120, 20  # seconds: until all ranks have started, and until all are done
+LIMIT = 30  # seconds until all ranks are done, with the solution and with the exercise
 PATIENCE = 1  # seconds that the other ranks still get once one has failed
+
+
+class Finding(NamedTuple):
+    """What a check has seen on some ranks, such as (0, 2), and what is allowed."""
+
+    right: bool
+    what: str
+    seen: str = ""
+    allowed: str = ""
+    key: str = ""  # of the hints about it
+    ranks: tuple = ()
+
+    def __str__(self):
+        ranks = ", ".join(map(str, self.ranks))
+        who = f"rank{'s' * (len(self.ranks) > 1)} {ranks}"
+        words = f"{who}: {self.what} {self.seen}".rstrip()
+        return f"{words} ({self.allowed})" if self.allowed else words
 
 
 # The side of the ranks.
@@ -38,16 +56,9 @@ def load(file):
     return module
 
 
-def end_with(process):
-    """Exit when a different process has ended, however it ended."""
-    process.join()
-    os._exit(1)
-
-
 def set_up(rank, world_size, folder):
     """Be a rank, as torchrun would make one, join the group, and wait until all have joined."""
-    parent = multiprocessing.parent_process()
-    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
+    end_with_parent(signal.SIGKILL)
     os.chdir(folder)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
@@ -60,40 +71,53 @@ def set_up(rank, world_size, folder):
     torch.set_num_threads(1)
     if sys.platform == "linux":  # the workers of a DataLoader: quick, and as in lesson 11
         multiprocessing.set_start_method("fork", force=True)
-    store = dist.FileStore("store", world_size)
+    store = dist.FileStore(f"{folder}/store", world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     dist.barrier()
 
 
-def be_rank(rank, world_size, exercise_id, file, folder, pipe):
-    """Be one rank: join the group, load the exercise, check it, tell, and wait for the others."""
-    report = Report(f"rank {rank}: ")
+def facts_of(file, name, folder, rank, world_size):
+    """Yield the facts of an exercise, or of its solution, in a folder that is new."""
+    import torch
+    import torch.distributed as dist
+
+    from exercises.common import plain
+
+    module = importlib.import_module(f"exercises.checks.lesson_{name.partition('.')[0]}")
+    check = getattr(module, f"check_{name.replace('.', '_')}")
+    os.makedirs(folder, exist_ok=True)
+    os.chdir(folder)
+    exercise = load(file)
+    torch.manual_seed(0)
+    dist.barrier()
+    for fact in check(exercise, rank, world_size):
+        yield fact._replace(value=plain(fact.value))
+
+
+def be_rank(rank, world_size, name, files, folder, pipe):
+    """Be one rank: check the exercise, tell what was found, and wait for the others."""
+    findings, key = [], ""
+    file, solution = files
     try:
         set_up(rank, world_size, folder)
-        pipe.send(("started", None))
-        exercise = load(file)
-        module = importlib.import_module(f"exercises.checks.lesson_{exercise_id.split('.')[0]}")
-        name = f"check_{exercise_id.replace('.', '_')}"
-        if not hasattr(module, name):
-            raise NotImplementedError(f"scripts/{module.__name__} has no {name}")
-        check = getattr(module, name)(exercise, rank, world_size, report)
-        value = next(check, None) if isgenerator(check) else None
-        pipe.send(("seen", (report.lines, value)))
-        # A rank that leaves early breaks the connections of the others. Only rank 0 gets all.
-        seen = pipe.recv()
-        report.who, report.lines = "", []
-        if isgenerator(check):
-            with contextlib.suppress(StopIteration):
-                check.send(seen)
-        pipe.send(("compared", report.lines))
-    except SystemExit as error:
-        pipe.send(("failed", f"called exit({error.code!r})"))
+        from exercises.common import judge
+
+        rights = [*facts_of(solution, name, f"{folder}/solution", rank, world_size)]
+        facts = facts_of(file, name, f"{folder}/exercise", rank, world_size)
+        for right in rights:
+            key = right.key
+            fact = next(facts, None)
+            if fact:  # not if it needs what has failed
+                findings.append(judge(fact, right))
     except BaseException as error:
+        from exercises.common import sentence_of
+
         text = sentence_of(error, file)
-        if isinstance(error, TypeError | ValueError | IndexError) and "line " not in text[:5]:
+        if isinstance(error, TypeError | ValueError | IndexError) and not text.startswith("line"):
             text = f"the result cannot be read ({text}). Return what the docstring says."
-        pipe.send(("failed", text))
-    with contextlib.suppress(EOFError):
+        findings.append(Finding(False, text, key=key))
+    pipe.send([finding._replace(ranks=(rank,)) for finding in findings])
+    with contextlib.suppress(EOFError):  # a rank that leaves breaks the connections of the others
         pipe.recv()  # until this process is killed
     os._exit(0)
 
@@ -101,23 +125,30 @@ def be_rank(rank, world_size, exercise_id, file, folder, pipe):
 # The side of this process.
 
 
-def import_once(exercise):
-    """Have torch, and what an exercise needs besides, imported once for all of its ranks."""
+def import_once(exercises):
+    """Have torch, and what exercises need besides, imported once for all of their ranks."""
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["KINETO_LOG_LEVEL"] = "99"  # hides the profiler's messages about itself
     if sys.platform == "linux":  # not safe on a Mac
-        multiprocessing.set_forkserver_preload(["torch._dynamo", *exercise["imports"]])
+        imports = [name for exercise in exercises for name in exercise["imports"]]
+        multiprocessing.set_forkserver_preload(["torch._dynamo", *imports])
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for this process alone
+    forkserver.ensure_running()
+    signal.signal(signal.SIGINT, handler)
+    first = multiprocessing.get_context("forkserver").Process()  # ends once all is imported
+    first.start()
+    first.join()
 
 
 @contextlib.contextmanager
-def running_ranks(exercise, file, folder):
+def running_ranks(exercise, files, folder):
     """Start the ranks of an exercise; yield {pipe: rank}. At the end none of them is left."""
     context = multiprocessing.get_context("forkserver")
     pipes, processes = {}, []
     try:
         for rank in range(exercise["processes"]):
             ours, theirs = context.Pipe()
-            arguments = (rank, exercise["processes"], exercise["id"], str(file), folder, theirs)
+            arguments = (rank, exercise["processes"], exercise["id"], files, folder, theirs)
             process = context.Process(target=be_rank, args=arguments)
             process.start()
             processes.append(process)
@@ -131,58 +162,49 @@ def running_ranks(exercise, file, folder):
             process.join()
 
 
-def receive(pipe):
-    """Return the next message of a rank: its kind and its value."""
-    try:
-        return pipe.recv()
-    except (EOFError, OSError):
-        return "failed", "the process ended without a message"
-
-
 def collect(pipes, limit):
-    """Return what each rank saw, and how some failed: {rank: value}, {rank: text}.
-
-    A rank in neither was too late.
-    """
-    seen, failed = {}, {}
-    end = time.monotonic() + START_LIMIT
-    while len(seen) + len(failed) < len(pipes):
-        waiting = [pipe for pipe, rank in pipes.items() if rank not in seen | failed]
+    """Return what each rank has found in time: {rank: findings}."""
+    findings = {}
+    end = time.monotonic() + limit
+    while len(findings) < len(pipes):
+        waiting = [pipe for pipe, rank in pipes.items() if rank not in findings]
         ready = wait(waiting, max(0, end - time.monotonic()))
         if not ready:
             break
         for pipe in ready:
-            kind, value = receive(pipe)
-            if kind == "started" and not failed:  # all ranks have joined the group
-                end = time.monotonic() + limit
-            elif kind == "seen":
-                seen[pipes[pipe]] = value
-            elif kind == "failed":
-                if not failed:  # the others may have something to say, or wait for ever
-                    end = min(end, time.monotonic() + PATIENCE)
-                failed[pipes[pipe]] = value
-    return seen, failed
+            rank = pipes[pipe]
+            try:
+                findings[rank] = pipe.recv()
+            except (EOFError, OSError):
+                text = "the process ended without a message"
+                findings[rank] = [Finding(False, text, ranks=(rank,))]
+            if has_failed(findings[rank]):  # the others may have something to say, or wait for ever
+                end = min(end, time.monotonic() + PATIENCE)
+    return findings
 
 
-def run(exercise, file, limit=RUN_LIMIT):
-    """Run an exercise, at most limit seconds. Return the lines (right, sentence)."""
+def has_failed(findings):
+    """Return whether a rank's findings end with an error."""
+    return not findings[-1].allowed
+
+
+def run(exercise, file, limit=LIMIT):
+    """Run an exercise, at most limit seconds. Return what was found, in the order of the check."""
+    solution = ROOT / exercise["file"]
+    files = str(file), str(solution.parent / "solutions" / solution.name)
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-        running_ranks(exercise, file, folder) as pipes,
+        running_ranks(exercise, files, folder) as pipes,
     ):
-        seen, failed = collect(pipes, limit)
-        if len(seen) == len(pipes):
-            lines, values = zip(*(seen[rank] for rank in sorted(seen)))
-            first = next(iter(pipes))
-            first.send(values)
-            kind, both = receive(first)
-            both = [(False, f"all ranks: {both}")] if kind == "failed" else both
-            return [*itertools.chain(*lines), *both]
-    if failed:
-        # "Connection closed by peer" is what a rank says when another has failed: not the cause.
-        causes = {rank: text for rank, text in failed.items() if "by peer" not in text}
-        return [
-            (False, f"rank {rank}: {text}") for rank, text in sorted((causes or failed).items())
-        ]
-    late = ", ".join(str(rank) for rank in pipes.values() if rank not in seen)
-    return [(False, f"rank {late}: not finished (limit {limit} s)")]
+        findings = collect(pipes, limit)
+    failed = [rank for rank in findings if has_failed(findings[rank])]
+    late = tuple(rank for rank in pipes.values() if rank not in findings)
+    if late and not failed:
+        return [Finding(False, "not finished", allowed=f"limit {limit} s", ranks=late)]
+    # "Connection closed by peer" is what a rank says when another has failed: not the cause.
+    causes = [rank for rank in failed if "by peer" not in findings[rank][-1].what]
+    rows = zip_longest(*(findings[rank] for rank in sorted(causes or failed or findings)))
+    same = {}  # what several ranks have found
+    for finding in (finding for row in rows for finding in row if finding):
+        same.setdefault(finding._replace(ranks=()), []).extend(finding.ranks)
+    return [finding._replace(ranks=tuple(ranks)) for finding, ranks in same.items()]

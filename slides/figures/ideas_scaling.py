@@ -306,7 +306,7 @@ def parallelism():
     for begin, end in ((4.73, 4.07), (2.83, 2.17)):
         arrow(axes, (1.7, begin), (1.7, end))
         say(axes, 2.0, (begin + end) / 2, "no", SMALL, GREY)
-    words = "A model of experts: they go on different ranks (exercise 15.5)"
+    words = "A model of experts: they go on different ranks (exercise 21.1)"
     box(axes, 0.1, 0.1, 7.6, 0.45, words, YELLOW, size=SMALL)
     return axes
 

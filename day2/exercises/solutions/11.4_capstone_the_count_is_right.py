@@ -1,7 +1,7 @@
 """Solution 11.4: three faults: the count is right, the images are not.
 
 Lesson:  11
-Kind:    capstone, 30 minutes
+Kind:    capstone, 35 minutes
 Symptom: 512 images are streamed to 2 simulated nodes with 2 ranks each, and each rank
          has 2 workers. The program counts 512 images per epoch, as it should. But only
          some of them are ever used. Three faults are in this program, and one is still

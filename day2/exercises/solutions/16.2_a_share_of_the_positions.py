@@ -1,7 +1,7 @@
 """Solution 16.2: each rank keeps its share of the positions: sequence parallel by hand.
 
 Lesson:  16
-Kind:    fill in, 25 minutes
+Kind:    fill in, 40 minutes
 Task:    Between its split layers, tensor parallel keeps all positions of a text on each
          rank. Let each rank keep only its share of them there: sequence parallel.
          Complete GatherColumns and RowsScatter (TODO 1 to 4), and finish() (TODO 5).

@@ -1,7 +1,7 @@
 """Solution 17.3: backward in two halves: gradients of weights fill the bubble (ZB-H1).
 
 Lesson:  17
-Kind:    fill in, 25 minutes
+Kind:    fill in, 35 minutes
 Task:    Backward is two passes here. B makes the gradient of a stage's input, for which
          the stage before waits. W makes those of its weights, which can wait. Complete
          zero_bubble(): when does each stage do its W? At most 12 of all slots may stay

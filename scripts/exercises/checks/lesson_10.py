@@ -1,74 +1,77 @@
 import os
+import re
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from unittest import mock
 
 import torch
 import torch.distributed as dist
-from exercises.common import attempt, noted, shared_folder
+from exercises.common import Fact, attempt, gather, noted
 
 
-def check_10_1(exercise, rank, world_size, report):
-    for count in (10, 12, 3):
-        labels = [1, 1] + [0] * (count - 2)  # so the first two are wrong
-        (right, total), looked_at = evaluate(exercise, labels, rank, world_size)
-        text = f"counts {right} of {total} (right: {count - 2} of {count})"
-        if report((right, total) == (count - 2, count), text):
-            report.at_most(f"images that it looked at, of {count}:", *looked_at)
-
-
-def check_10_2(exercise, rank, world_size, report):
-    for labels in ([0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 0], [1, 0, 0, 0, 1, 0, 0, 0, 1]):
-        count, right = len(labels), labels.count(0) / len(labels)
-        share, looked_at = evaluate(exercise, labels, rank, world_size)
-        text = f"says {share:.1%} of {count} images (right: {right:.1%}, limit 0.01%)"
-        if report(abs(share - right) < 1e-4, text):
-            report.at_most(f"images that it looked at, of {count}:", *looked_at)
+def check_10_1(exercise, rank, world_size):
+    for count in (10, 12, 3):  # the first two are wrong
+        yield from evaluate(exercise, [1, 1] + [0] * (count - 2), rank, world_size)
 
 
 def evaluate(exercise, labels, rank, world_size):
-    """Evaluate a model that says 0 to all images.
-
-    Return the result, and how many images this rank has looked at, and may look at.
-    """
+    """Evaluate a model that says 0 to all images, and count those that this rank has looked at."""
     model = torch.nn.Identity()
     calls = noted(model, "forward")
-    images = torch.tensor([[1.0, 0.0]]).repeat(len(labels), 1)
+    count = len(labels)
+    images = torch.tensor([[1.0, 0.0]]).repeat(count, 1)
     result = exercise.evaluate(model, images, torch.tensor(labels), rank, world_size)
+    yield Fact(f"for {count} images, evaluate() gave", result)
     looked_at = sum(len(x) for (x,), _ in calls)
-    return result, (looked_at, -(-len(labels) // world_size))
+    most = -(-count // world_size)
+    yield Fact(f"images that it looked at, of {count}:", looked_at, most=most)
 
 
-GPUS = [4, 2, 0]  # on a node, for pick_device() of exercise 10.3
-
-
-def check_10_3(exercise, rank, world_size, report):
+def check_10_3(exercise, rank, world_size):
     os.environ.update(LOCAL_RANK=str(rank % 2), LOCAL_WORLD_SIZE="2")
-    path = shared_folder(rank) / "model.pt"
+    path = Path("model.pt")
     writes = noted(torch, "save", 0.3)  # a large model on a slow disk
     soon = dist.new_group(timeout=timedelta(seconds=5))
     with mock.patch.object(dist, "barrier", partial(dist.barrier, group=soon)):
         _, error = attempt(exercise.save, torch.nn.Linear(1, 1), path)
     error = error or attempt(torch.load, path, weights_only=True)[1]
-    devices = ", ".join(str(exercise.pick_device(rank, gpus)) for gpus in GPUS)
+    devices = [str(exercise.pick_device(rank, gpus)) for gpus in (4, 2, 0)]
     # What start() would join is noted only: the rank stays in its group.
     joined = []
-    dist.init_process_group = lambda *_, **options: joined.append(options)
-    torch.cuda.device_count = lambda: 0
     exercise.main = lambda device: None
     picked, asked = noted(exercise, "pick_device"), noted(exercise, "pick_backend")
-    exercise.start()
-    local_ranks = ", ".join(str(arguments[0]) for arguments, _ in picked)
-    report.equal("its local rank is", local_ranks or "never used", str(rank % 2))
-    right = ", ".join(f"cuda:{rank % gpus}" if gpus else "cpu" for gpus in GPUS)
-    report.equal(f"local rank {rank} gets, on nodes with 4, 2 and 0 GPUs,", devices, right)
-    for options in joined or [{"rank": None}]:
-        place, size = options.get("rank", rank), options.get("world_size", world_size)
-        report.equal("its rank in its group is", f"{place} of {size}", f"{rank} of {world_size}")
-    report.equal("pick_backend() is", "asked" if asked else "not asked", "asked")
-    timeout = any(options.get("timeout") == exercise.TIMEOUT for options in joined)
-    report.equal("TIMEOUT is", "passed on" if timeout else "not passed on", "passed on")
-    seen = yield len(writes), error
-    report.equal("all ranks: times that the file was written:", sum(x for x, _ in seen), 1)
-    errors = [error for _, error in seen if error]
-    report.no_error("all ranks: save(), then read the file:", errors[0] if errors else None)
+    with (
+        mock.patch.object(dist, "destroy_process_group"),
+        mock.patch.object(dist, "init_process_group", lambda *_, **x: joined.append(x)),
+        mock.patch.object(torch.cuda, "device_count", return_value=0),
+    ):
+        exercise.start()
+    yield Fact("its local rank is", [arguments[0] for arguments, _ in picked], "local")
+    what = f"local rank {rank} gets, on nodes with 4, 2 and 0 GPUs,"
+    yield Fact(what, devices, "device")
+    options = joined[-1] if joined else {}
+    yield Fact("process groups joined:", len(joined), "join")
+    yield Fact("its rank in its group is", options.get("rank", rank), "join", right=rank)
+    size = options.get("world_size", world_size)
+    yield Fact("the size of its group is", size, "join", right=world_size)
+    yield Fact("pick_backend() is asked:", bool(asked), "join")
+    passed_on = any(options.get("timeout") == exercise.TIMEOUT for options in joined)
+    yield Fact("TIMEOUT is passed on:", passed_on, "join")
+    yield Fact("save(), then reading the file, ended with error:", error, "file")
+    yield Fact("times that the file was written:", sum(gather(len(writes))), "file")
+
+
+def check_10_4(exercise, rank, world_size):
+    started = exercise.simulate(exercise.SCRIPT)
+    for node in range(exercise.NODES):
+        count = sum(place == node for place, _ in started)
+        key = "tasks" if count else "srun"
+        yield Fact(f"torchruns that start on node{node}:", count, key, right=1)
+    words = " ".join(words for _, words in started)
+    hosts = {*re.findall(r"(?:endpoint|addr)[= ]([^: ]+)", words)}
+    yield Fact("where they meet:", sorted(hosts), "meet")
+    counts = re.findall(r"nproc.per.node[= ](\d+)", words)
+    yield Fact("ranks that they start:", sum(map(int, counts)), "tasks")
+    places = re.findall(r"node.rank[= ](\d+)", words)  # a script may do without
+    yield Fact("node ranks that two of them have:", len(places) - len(set(places)), "meet")

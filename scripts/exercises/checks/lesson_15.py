@@ -1,44 +1,41 @@
 import math
 import weakref
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from exercises.common import attempt, gradients, noted, shared_folder, train_alone
+from exercises.common import Fact, attempt, flat, gather, gradients, noted
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-def check_15_1(exercise, rank, world_size, report):
+def check_15_1(exercise, rank, world_size):
     model, _, losses = exercise.train(50)
-    numbers = sum(parameter.to_local().numel() for parameter in model.parameters())
-    report.at_most("numbers that it keeps, of the model's 193:", numbers, 192)
-    report.learned(losses, 0.25)
+    yield Fact("numbers that it keeps, of the model's 193:", len(flat(model)), most=192)
+    yield Fact("loss in the end", losses[-1], most=losses[0] / 4)
 
 
-def check_15_2(exercise, rank, world_size, report):
+def check_15_2(exercise, rank, world_size):
     torch.manual_seed(0)
     model, x = exercise.Net(), torch.randn(256, 32)
-    numbers = exercise.kept(model, x)
+    yield Fact("numbers that are kept for backward:", exercise.kept(model, x))
     mine = gradients(model)
     model.zero_grad()
     nn.Sequential(*model.layers)(x).square().mean().backward()
-    into = 8 * 256 * 32  # what goes into the layers
-    report.equal("numbers that are kept for backward:", numbers, into)
-    report.numbers("gradients", mine, gradients(model), 1e-8)
+    yield Fact("gradients", mine, right=gradients(model))
 
 
-def check_15_3(exercise, rank, world_size, report):
-    model, optimizer = exercise.train(20)
+def check_15_3(exercise, rank, world_size):
+    trained, error = attempt(exercise.train, 20)
+    yield Fact("training ended with error:", error, "step")
+    if error:
+        return
+    model, optimizer = trained
     most = 2 * math.ceil(193 / world_size)  # two averages of the longest part
-    text = "numbers that it keeps, of the 386 of Adam's states:"
-    report.at_most(text, exercise.states(optimizer.inner), most)
-    # One process with all points and the whole of Adam.
-    torch.manual_seed(0)
-    alone = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 1))
-    x = torch.linspace(-2, 2, 32)[:, None]
-    train_alone(alone, [(x, x.sin())] * 20, optimizer=torch.optim.Adam, lr=0.01)
-    report.like_one_process(model, alone)
+    what = "numbers that it keeps, of the 386 of Adam's states:"
+    yield Fact(what, exercise.states(optimizer.inner), "part", most=most)
+    yield Fact("parameters", model, "rest")
 
 
 def most_pieces_held(function, query, key, value, pieces):
@@ -67,52 +64,30 @@ def most_pieces_held(function, query, key, value, pieces):
     return result, max(counts, default=1)
 
 
-def check_15_4(exercise, rank, world_size, report):
+def check_15_4(exercise, rank, world_size):
     text = exercise.make_text(8 * world_size)
     for scores, larger in (("small", 1), ("large", 50)):  # above 100: their exp is infinite
         query, key, value = [text[0] * larger, *text[1:]]
         whole = (query @ key.T / query.shape[1] ** 0.5).softmax(1) @ value
         mine = [tensor.chunk(world_size)[rank].clone() for tensor in (query, key, value)]
         result, held = most_pieces_held(exercise.ring_attention, *mine, key.chunk(world_size))
-        report.numbers(f"{scores} scores:", result, whole.chunk(world_size)[rank])
+        yield Fact(f"{scores} scores:", result, scores, right=whole.chunk(world_size)[rank])
         what = f"pieces of the keys, of {world_size}, that it holds at a time:"
-        report.at_most(what, held, world_size - 1)
+        yield Fact(what, held, "pieces", most=world_size - 1)
 
 
-def check_15_5(exercise, rank, world_size, report):
-    torch.manual_seed(rank)
-    tokens = torch.randn(3 + rank, exercise.WIDTH)  # not the same number on all ranks
-    # Nobody asks the last expert, many ask expert 0.
-    choice = torch.randint(world_size - 1, (len(tokens),)) * torch.randint(2, (len(tokens),))
-    arrived = []
-
-    def expert(x, number=rank):
-        arrived.append(len(x))
-        return x.cumsum(1) * (number + 1)
-
-    with torch.no_grad():
-        result, load = exercise.ask_experts(tokens, choice, expert)
-    right = torch.stack([(e + 1) * x.cumsum(0) for e, x in zip(choice, tokens)])
-    report.numbers("answers:", result, right)
-    seen = yield choice.tolist(), sum(arrived), load
-    for rank, (_, arrived, load) in enumerate(seen):
-        wanted = sum(choice.count(rank) for choice, *_ in seen)
-        report.equal(f"rank {rank}: its load is", load, wanted)
-        report.equal(f"rank {rank}: tokens that its expert gets:", arrived, wanted)
-
-
-def check_15_6(exercise, rank, world_size, report):
+def check_15_6(exercise, rank, world_size):
     from torch.distributed.checkpoint import FileSystemWriter
 
-    noted(FileSystemWriter, "write_data", seconds=1)  # a slow disk
-    folder = shared_folder(rank)
+    noted(FileSystemWriter, "write_data", seconds=0.5)  # a slow disk
+    folder = Path.cwd()
     torch.manual_seed(0)
     model = exercise.shard()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     group = dist.new_group(backend="gloo")
     for checkpoint in (folder / "step-1", folder / "step-2"):
         exercise.train_step(model, optimizer)
-        saved = [x.to_local().clone() for x in model.parameters()]
+        saved = flat(model)
         saving = exercise.begin(model, optimizer, checkpoint, group)
         waits = (checkpoint / ".metadata").exists()
         before, _ = attempt((folder / "latest").read_text)
@@ -120,47 +95,33 @@ def check_15_6(exercise, rank, world_size, report):
         exercise.finish(saving, checkpoint)
         dist.barrier()
     after, _ = attempt((folder / "latest").read_text)
-    words = "waits until step-2 is written" if waits else "continues meanwhile"
-    report.equal("training", words, "continues meanwhile")
-    report.equal("latest, before step-2 is complete:", before, "step-1")
-    report.equal("latest, after that:", after, "step-2")
-    if after:
-        loaded = exercise.load(folder)[0].parameters()
-        same = all(torch.equal(x.to_local(), y) for x, y in zip(loaded, saved))
-        text = f"what is loaded is {'' if same else 'not '}what was saved"
-        report(same, f"{text} (right: as it was when begin was called)")
+    yield Fact("training waits until step-2 is written:", waits, "begin")
+    yield Fact("latest, before step-2 is complete:", before, "finish")
+    yield Fact("latest, after that:", after, "finish")
+    loaded = exercise.load(folder)[0]
+    yield Fact("what is loaded, saved when begin was called:", loaded, "finish", right=saved)
 
 
-def check_15_7(exercise, rank, world_size, report):
+def check_15_7(exercise, rank, world_size):
     model, losses = exercise.train(50)
-    parts = [parameter.to_local().flatten().tolist() for parameter in model.parameters()]
-    report.equal("numbers that it holds, of the model's 258:", sum(map(len, parts)), 129)
-    report.learned(losses, 0.5)
-    seen = yield parts
-    words = "the same" if seen[:2] == seen[2:] else "different"
-    report.equal("numbers that the two nodes hold:", words, "the same")
+    yield Fact("numbers that it holds, of the model's 258:", len(flat(model)))
+    yield Fact("loss in the end", losses[-1], most=losses[0] / 2)
+    yield Fact("what it holds", model)
 
 
-def check_15_8(exercise, rank, world_size, report):
-    alone, x = exercise.make_model(), exercise.make_data()
-    start, momenta = [y.detach().clone() for y in alone.parameters()], [0, 0]
-    for step in range(20):
-        alone.zero_grad()
-        exercise.loss_of(alone, x).backward()
-        momenta = [0.9 * old + y.grad for old, y in zip(momenta, alone.parameters())]
-        with torch.no_grad():
-            for y, momentum in zip(alone.parameters(), momenta):
-                y -= exercise.LR * exercise.orthogonal(momentum)
-        if step in (0, 19):
-            model, losses = exercise.train(step + 1, dist.group.WORLD)
-            mine = [y.full_tensor() for y in model.parameters()]
-            gaps = zip(mine, alone.parameters(), start)
-            far = max(((a - b).norm() / (b - c).norm()).item() for a, b, c in gaps)
-            report.at_most(f"steps: {step + 1}, off by this share of one process's way:", far, 1e-3)
-    report.learned(losses)
+def check_15_8(exercise, rank, world_size):
+    numbers = len(flat(exercise.make_model()))
+    for steps in (1, 5):
+        model, losses = exercise.train(steps, dist.group.WORLD)
+        start = flat(exercise.make_model())
+        moved = [x - y for x, y in zip(flat([y.full_tensor() for y in model.parameters()]), start)]
+        yield Fact(f"way of the weights in {steps} steps", moved)
+    what = f"numbers that it keeps, of the model's {numbers}:"
+    yield Fact(what, len(flat(model)), most=numbers // world_size)
+    yield Fact("loss in the end", losses[-1], most=losses[0])
 
 
-def check_15_9(exercise, rank, world_size, report):
+def check_15_9(exercise, rank, world_size):
     length = 8 * world_size
     text = exercise.make_text(length)
     query, key, value = [tensor.clone().requires_grad_() for tensor in text]
@@ -176,46 +137,11 @@ def check_15_9(exercise, rank, world_size, report):
 
     pieces = [text[1][other] for other in places]
     mine, held = most_pieces_held(attend, *[tensor[own] for tensor in text], pieces)
-    names = ("result:", "gradient of query:", "gradient of key:", "gradient of value:")
-    right = (result, query.grad, key.grad, value.grad)
-    for name, a, b in zip(names, mine, right):
-        report.numbers(name, a, b[own])
+    yield Fact("result:", mine[0], "result", right=result[own])
+    for name, a, b in zip(("query", "key", "value"), mine[1:], (query, key, value)):
+        yield Fact(f"gradient of {name}:", a, "backward", right=b.grad[own])
     what = f"pieces of the keys, of {world_size}, that it holds at a time:"
-    report.at_most(what, held, world_size - 1)
-    pairs = exercise.count_pairs(text, own)
-    report.equal("pairs in the new order:", pairs, length * (length + 1) // 2 // world_size)
-    seen = yield own.tolist()
-    places = [place for own in seen for place in own]
-    report.equal("all ranks: different places:", len(set(places)), len(places))
-
-
-def check_15_10(exercise, rank, world_size, report):
-    torch.manual_seed(1)
-    shape = (world_size, exercise.TOKENS, exercise.WIDTH)
-    tokens, target = torch.randn(shape), torch.randn(shape)
-    gate, experts = exercise.make_layer(world_size)
-    mine = tokens[rank].clone().requires_grad_()
-    result, *_ = exercise.backward(mine, target[rank], gate, experts[rank])
-    # One process has all experts, and gives each of them CAPACITY tokens of each rank at most.
-    right_gate, right_experts = exercise.make_layer(world_size)
-    probability = right_gate(tokens.requires_grad_()).softmax(2)
-    best, choice = probability.max(2)
-    right = tokens.clone()
-    for n in range(world_size):
-        for e, expert in enumerate(right_experts):
-            first = (choice[n] == e).nonzero()[: exercise.CAPACITY, 0]
-            right[n, first] += best[n, first, None] * expert(tokens[n, first])
-    fraction = choice.flatten().bincount(minlength=world_size) / choice.numel()
-    balance = world_size * (fraction * probability.mean((0, 1))).sum()
-    (nn.functional.mse_loss(right, target) + exercise.BALANCE * balance).backward()
-    report.numbers("output:", result, right[rank])
-    own, right_own = gradients(experts[rank]), gradients(right_experts[rank])
-    report.numbers("gradients of its expert:", own, right_own, 1e-6)
-    report.numbers("gradients of the gate:", gradients(gate), gradients(right_gate), 1e-6)
-    # A rank's loss is the mean over its own tokens: world_size times as large in each of them.
-    own = mine.grad / world_size
-    report.numbers("gradients of its tokens:", own, tokens.grad[rank], 1e-6)
-    seen = yield torch.tensor(exercise.train(40))[-10:, :-1].sum(0).tolist()
-    tokens = sum(seen[0])
-    what = f"busiest expert, in the last 10 of 40 steps, of {tokens} tokens:"
-    report.at_most(what, max(seen[0]), 1.5 * tokens / len(seen))
+    yield Fact(what, held, "backward", most=world_size - 1)
+    yield Fact("pairs in the new order:", exercise.count_pairs(text, own), "order")
+    different = {place for part in gather(own.tolist()) for place in part}
+    yield Fact("different places of all ranks:", len(different), "order")

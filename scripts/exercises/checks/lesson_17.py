@@ -1,14 +1,11 @@
 from itertools import accumulate
 
 import torch
-from exercises.common import gradients, train_alone
+from exercises.common import Fact, gather, gradients
 
 
-def check_17_2(exercise, rank, world_size, report):
+def check_17_2(exercise, rank, world_size):
     x = torch.linspace(-1, 1, 1024).reshape(64, 16)
-    y = x.flip(0)
-    whole = torch.nn.Sequential(*(exercise.build_stage(stage) for stage in range(world_size)))
-    right = train_alone(whole, [(x, y)] * 10, lr=0.5)
     passes = []  # 1: forward, -1: backward
 
     def note(stage, inputs, output):
@@ -18,44 +15,48 @@ def check_17_2(exercise, rank, world_size, report):
 
     stage = exercise.build_stage(rank)
     stage.register_forward_hook(note)
-    losses = exercise.train(stage, x, y, 10)
-    if rank == world_size - 1:  # the others know none
-        report.numbers("losses:", losses, right)
-    report.numbers("weights:", stage, whole[rank])
+    losses = exercise.train(stage, x, x.flip(0), 10)
+    yield Fact("losses:", losses if rank == world_size - 1 else None)  # the others know none
+    yield Fact("weights:", stage)
     # The last step only: before the first one, the library may try a stage out.
     most = max(accumulate(passes[-16:]), default=0)
-    report.equal("micro-batches held at most:", most, world_size - rank)
+    yield Fact("micro-batches held at most:", most, right=world_size - rank)
 
 
-def check_17_3(exercise, rank, world_size, report):
-    run_schedule(exercise, exercise.zero_bubble, 1, world_size, rank, world_size, report)
+def check_17_1(exercise, rank, world_size):
+    schedule = exercise.one_forward_one_backward
+    idle, most = 2 * world_size * (world_size - 1), world_size - rank
+    return run_schedule(exercise, schedule, (2, 5, 8), most, idle, rank, world_size)
 
 
-def check_17_4(exercise, rank, world_size, report):
+def check_17_3(exercise, rank, world_size):
+    schedule, idle = exercise.zero_bubble, world_size * (world_size - 1)
+    return run_schedule(exercise, schedule, (5, 8), world_size, idle, rank, world_size)
+
+
+def check_17_4(exercise, rank, world_size):
+    schedule, idle = exercise.interleaved, 2 * world_size * (world_size - 1)
     most = (3 * world_size - 1) / 2
-    run_schedule(exercise, exercise.interleaved, 2, most, rank, world_size, report)
+    return run_schedule(exercise, schedule, (16, 8), most, idle, rank, world_size, each=2)
 
 
-def run_schedule(exercise, schedule, each, most, rank, world_size, report):
-    """Gradients beside one process, micro-batches that are held, and the idle slots.
+def run_schedule(exercise, schedule, numbers, most, most_idle, rank, world_size, each=1):
+    """The idle slots, micro-batches that are held, and gradients beside one process.
 
-    each: stages on a rank. most: how many micro-batches it may hold.
+    numbers: of micro-batches. most: how many of them it may hold. each: stages on a rank.
     """
     x = torch.linspace(-1, 1, 1280).reshape(80, 16)
     y = x.flip(0)
     whole = torch.nn.Sequential(*map(exercise.build_stage, range(each * world_size)))
     torch.nn.functional.mse_loss(whole(x), y).backward()
-    for number in (5 if each == 1 else 16, 8):
+    for number in numbers:
         stages = map(exercise.build_stage, range(rank, each * world_size, world_size))
         own = torch.nn.Sequential(*stages)
-        todo = schedule(rank, world_size, number)
-        _, log = exercise.train_step(own, todo, x, y)
-        what = f"{number} micro-batches: gradients"
-        report.numbers(what, gradients(own), gradients(whole[rank::world_size]), 1e-6)
+        _, log = exercise.train_step(own, schedule(rank, world_size, number), x, y)
+        idle = sum(row.count("..") for row in exercise.slots(gather(log)))
+        what = f"{number} micro-batches: idle slots of all stages:"
+        yield Fact(what, idle, most=most_idle)
         held = max(held for *_, held in log) / each
-        report.at_most(f"of {number} micro-batches it holds at most", held, most)
-        table = exercise.slots(exercise.gather(log))
-        idle = sum(row.count("..") for row in table)
-        if rank == 0:
-            what = f"{number} micro-batches: idle slots of all stages:"
-            report.at_most(what, idle, each * world_size * (world_size - 1))
+        yield Fact(f"of {number} micro-batches it holds at most", held, most=most)
+        right = gradients(whole[rank::world_size])
+        yield Fact(f"{number} micro-batches: gradients", gradients(own), right=right)

@@ -1,78 +1,56 @@
 import torch
-import torch.distributed as dist
-from exercises.common import attempt, flat, gap, noted, short, train_alone
-from torch.nn.functional import cross_entropy, mse_loss
+from exercises.common import Fact, at_each_step, attempt, flat, gap, gather, indices, noted, once
+from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
 
-def check_4_1(exercise, rank, world_size, report):
-    x, y = exercise.make_points()
+def check_4_1(exercise, rank, world_size):
     calls = noted(torch.nn.Linear, "forward")
-    model, losses = exercise.train(x, y, rank, world_size)
-    used = len(calls[0][0][1])
-    torch.manual_seed(0)
-    alone = torch.nn.Linear(x.shape[1], 1)
-    train_alone(alone, [(x, y)] * len(losses), clip=1.0, lr=0.1)
-    report.like_one_process(model, alone, 1e-3)
-    report.equal("points that it takes in a step:", used, len(x) // world_size)
+    model, _ = exercise.train(*exercise.make_points(), rank, world_size)
+    yield Fact("parameters", model)
+    yield Fact("points that it takes in a step:", len(calls[0][0][1]))
 
 
-def check_4_2(exercise, rank, world_size, report):
-    epochs = exercise.train(torch.arange(40.0), 2, 2, rank, world_size)[1]
-    report.new_order(*epochs)
-    seen = yield epochs
-    report.each_once("numbers", seen, 40)
-
-
-def check_4_3(exercise, rank, world_size, report):
+def check_4_3(exercise, rank, world_size):
     x = torch.linspace(-2, 2, 32)[:, None]
-    y = torch.sin(x)
-    model = exercise.train(x, y, rank, world_size)
-    report.at_most("loss", mse_loss(model(x), y).item(), 0.1)
-    seen = yield flat(model)
-    report.same_on_all_ranks(seen, 1e-6)
+    inputs = noted(torch.nn.Linear, "forward")
+    steps = at_each_step(lambda optimizer: flat(optimizer.param_groups[0]["params"]))
+    model = exercise.train(x, x.sin(), rank, world_size)
+    yield Fact("loss", mse_loss(model(x), x.sin()).item(), most=0.1)
+    noise = inputs[0][0][1] - x[rank::world_size]
+    models, noises = zip(*gather(([*steps, flat(model)], noise[:4].tolist())))
+    what = "the most by which parameters differ from rank 0's, in any step:"
+    yield Fact(what, gap(models[rank], models[0]), most=1e-6)
+    same = sum(gap(noise, noises[rank]) < 1e-5 for noise in noises)
+    yield Fact("ranks that have its noise:", same, right=1)
 
 
-def check_4_4(exercise, rank, world_size, report):
-    first, second = [exercise.my_part(21, epoch, rank, world_size).tolist() for epoch in range(2)]
-    report.new_order(first, second)
-    report(first != sorted(first), f"epoch 0 begins with {short(first)} (right: shuffled)")
+def check_4_4(exercise, rank, world_size):
+    first, second = [exercise.my_part(21, epoch, rank, world_size).tolist() for epoch in (0, 1)]
+    yield Fact("the order of epoch 1 is that of epoch 0:", first == second, "shuffle")
+    yield Fact("epoch 0 is in order:", first == sorted(first), "shuffle")
     part = exercise.my_part(20, 0, rank, world_size)
-    report.equal("images that it gets of 20:", len(part), 20 // world_size)
-    seen = yield first, second
-    report.each_once("images", seen, 21)
+    yield Fact("images that it gets of 20:", len(part), "divide")
+    for epoch, images in enumerate((first, second)):
+        seen = once(gather(images), 21)
+        yield Fact(f"images seen exactly once in epoch {epoch}:", seen, "divide")
 
 
-IMAGES, BATCH, EPOCHS = 96, 8, 2  # of exercise 4.5
-
-
-def check_4_5(exercise, rank, world_size, report):
-    generator = torch.Generator().manual_seed(1)
-    images = torch.randint(256, (IMAGES, 28, 28), dtype=torch.uint8, generator=generator)
-    labels = torch.randint(10, (IMAGES,), generator=generator)
+def check_4_5(exercise, rank, world_size):
+    images = torch.randint(256, (96, 28, 28), dtype=torch.uint8)
     calls = noted(TensorDataset, "__getitem__")
     exercise.MAX_STEPS = None
-    model, losses = exercise.train(TensorDataset(images, labels), BATCH, EPOCHS)
-    used = torch.tensor([int(index) for (_, index), _ in calls]).view(EPOCHS, -1)
-    report.new_order(*used.tolist())
+    model, _ = exercise.train(TensorDataset(images, torch.randint(10, (96,))), 8, 2)
+    first, second = torch.tensor(indices(calls)).view(2, -1).tolist()
+    yield Fact("the order of epoch 1 is that of epoch 0:", first == second, "epoch")
+    for epoch, used in enumerate((first, second)):
+        what = f"images seen exactly once in epoch {epoch}:"
+        yield Fact(what, once(gather(used), 96), "sampler")
     one = torch.nn.Linear(1, 1)
     one.weight.requires_grad = False
     one.bias.grad = torch.full_like(one.bias, rank + 1.0)
     _, error = attempt(exercise.average_gradients, one)
-    # One process, with the images that all ranks together had in each step.
-    parts = [None] * world_size
-    dist.all_gather_object(parts, used)
-    steps = [x.flatten() for epoch in torch.stack(parts, 1) for x in epoch.split(BATCH, 1)]
-    torch.manual_seed(0)
-    alone = exercise.Net()
-    data = [[x.index_select(0, step) for x in (images, labels)] for step in steps]
-    right = train_alone(alone, data, cross_entropy, lr=0.015, momentum=0.9)
-    seen = yield used.tolist(), one.bias.grad.item(), error, flat(model), gap(losses, right)
-    used, means, errors, parameters, gaps = zip(*seen)
-    report.each_once("images", used, IMAGES)
-    text = "all ranks: with a weight that is frozen, average_gradients() "
-    text += errors[0] or f"turns 1, 2, 3, 4 into {short(means)}"
-    report(set(means) == {2.5}, f"{text} (right: 2.5 on each)")
-    report.same_on_all_ranks(parameters, 0)
-    text = "rank 0: its losses differ from one process's, with all ranks' images, by up to"
-    report.at_most(text, gaps[0], 1e-5)
+    yield Fact("with a frozen weight, average_gradients() ended with error:", error, "frozen")
+    yield Fact("it turns 1, 2, 3, 4 into", one.bias.grad, "average", right=2.5)
+    far = gap(model, gather(flat(model))[0])
+    yield Fact("after training, parameters differ from rank 0's by", far, "average", most=0)

@@ -1,30 +1,25 @@
 import torch
 import torch.distributed as dist
-from exercises.common import attempt, noted, short
+from exercises.common import Fact, attempt, gather, noted
 
 
-def check_9_1(exercise, rank, world_size, report):
+def check_9_1(exercise, rank, world_size):
     within = exercise.make_nodes(2)
     reads = noted(exercise, "read")
     labels, error = attempt(exercise.load_labels, within)
-    text = error or f"labels {short(labels.tolist())}"
-    report(not error and labels.tolist() == [5, 0, 4, 1], f"{text} (right: labels 5, 0, 4, 1)")
-    seen = yield len(reads)
-    for node in range(len(seen) // 2):
-        reads = sum(seen[2 * node : 2 * node + 2])
-        report.equal(f"node {node}: ranks that have read the labels:", reads, 1)
+    yield Fact("labels", error or labels)
+    node = rank // 2
+    readers = sum(gather(len(reads))[2 * node : 2 * node + 2])
+    yield Fact(f"ranks of node {node} that have read the labels:", readers)
 
 
-def check_9_2(exercise, rank, world_size, report):
+def check_9_2(exercise, rank, world_size):
     within, between, leader = exercise.make_groups(2)
     names = ("all_reduce", "reduce", "broadcast", "all_gather")
     collectives = [noted(dist, name) for name in names]
-    values = [[1.0 + n, 10.0 * n * n] for n in range(world_size)]
-    value = torch.tensor(values[rank])
+    value = torch.tensor([1.0 + rank, 10.0 * rank * rank])
     exercise.sum_over_nodes(value, within, between, leader)
-    if report.numbers("", value, [sum(column) for column in zip(*values)]):
-        groups = {options.get("group") for calls in collectives for _, options in calls}
-        words = {within: "within", between: "between", None: "all"}
-        used = " and ".join(sorted(words[group] for group in groups))
-        right = "between and within" if rank % 2 == 0 else "within"
-        report.equal("groups of its collectives:", used or "none", right)
+    yield Fact("sum", value)
+    groups = {options.get("group") for calls in collectives for _, options in calls}
+    words = {within: "within", between: "between", None: "all"}
+    yield Fact("groups of its collectives:", " and ".join(sorted(words[x] for x in groups)))
