@@ -22,7 +22,7 @@ class Model(NamedTuple):
     mlp: int  # numbers between an MLP's matrices
     vocabulary: int
     gated: bool = True  # SwiGLU: three matrices
-    kept: float = 3  # such numbers that backward needs: 4 if SwiGLU isn't one kernel
+    kept: float = 4  # such numbers that backward needs: 3 if SwiGLU is one kernel
 
     @property
     def shared(self):
