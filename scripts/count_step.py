@@ -1,12 +1,12 @@
 """Count what one rank of many sends and holds in a step, without the ranks and without memory.
 
 Usage: scripts/count_step.py 70B --shards 128 --tensor 8 --tokens 8192
-       scripts/count_step.py --table     the six layouts of day2/CHOOSE.md
+       scripts/count_step.py --table     the six layouts of day2/CHOOSE.md, in a minute each
 
 PyTorch's own fully_shard and parallelize_module divide a Llama of this size, with sequence parallel
-and a divided loss. Tensors have shapes and no memory, and messages go nowhere, so one process can be
-rank 0 of thousands. Beside each number is what formulas.py says. Context ranks gather keys and
-values, as Llama 3's do.
+and a divided loss. Tensors have a shape and no memory, and messages go nowhere, so one process can
+be rank 0 of thousands. Context ranks gather keys and values, as Llama 3's do. Beside each number is
+what formulas.py says.
 """
 
 import argparse
@@ -27,22 +27,57 @@ TABLE = [
 
 
 def count(name, layout, tokens, again):
-    """Return what the fake ranks count, and the formulas: {what: (counted, formula)} in GB."""
+    """Return what is counted and what the formulas say, in bytes: {what: (counted, formula)}."""
+    import torch
+
     try:
-        import torch
-        import torch.distributed as dist
-        from counting import count
-        from torch._subclasses.fake_tensor import FakeTensorMode
-        from torch.testing._internal.distributed.fake_pg import FakeStore
+        from counting import count_on_fake_ranks
 
-        dist.init_process_group("fake", rank=0, world_size=layout.ranks, store=FakeStore())
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
-        counted = count(MODELS[name], layout, tokens, again, mode)
-        dist.destroy_process_group()
-    except (ImportError, AttributeError, TypeError, NotImplementedError) as error:
-        sys.exit(f"made for torch {MADE_FOR}, and this one, {torch.__version__}, differs: {error}")
-    found = {"memory": (counted.peak, sum(holds(MODELS[name], layout, tokens, again).values()))}
-    for way, formula in sends(MODELS[name], layout, tokens, again).items():
-        found[way] = (counted.sent[way], formula)
-    return found, counted
+        counted = count_on_fake_ranks(MODELS[name], layout, tokens, again)
+    except (ImportError, AttributeError, TypeError, NotImplementedError, StopIteration) as error:
+        differs = f"and in this one, {torch.__version__}, something has moved: {error}"
+        sys.exit(f"This was made for torch {MADE_FOR}, {differs}")
+    model = MODELS[name], layout, tokens, again
+    found = {way: (counted.sent[way], formula) for way, formula in sends(*model).items()}
+    return found | {"memory": (counted.peak, sum(holds(*model).values()))}
 
+
+def row(name, layout, tokens, again):
+    """Return a row of CHOOSE's table."""
+    found = count(name, layout, tokens, again)
+    sizes = " x ".join(f"{way} {size}" for way, size in layout._asdict().items() if size > 1)
+    both = [f"{own / 1e9:.1f} / {formula / 1e9:.1f}" for own, formula in found.values()]
+    again = ", checkpointing" if again else ""
+    cells = [f"{name}, {tokens:,} tokens{again}", f"{layout.ranks:,}: {sizes}", *both]
+    return "| " + " | ".join(x if x != "0.0 / 0.0" else "" for x in cells) + " |"
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("model", nargs="?", choices=MODELS)
+    for way in Layout._fields:
+        add(f"--{way}", type=int, default=1, help=f"{way} (1)")
+    add("--tokens", type=int, default=4096, help="of a rank's piece of the texts (4096)")
+    add("--checkpointing", action="store_true", help="keep only what goes into each layer")
+    add("--table", action="store_true")
+    args = parser.parse_args()
+    if args.table:
+        for line in TABLE:
+            print(row(*line), flush=True)
+        return
+    if not args.model:
+        parser.error("name a model, or --table")
+    layout = Layout(*(getattr(args, way) for way in Layout._fields))
+    if min(*layout, args.tokens) < 1 or layout.ranks > 2**16 or args.tokens > 2**24:
+        parser.error("every number must be at least 1, with at most 65,536 ranks")
+    if MODELS[args.model].kv_heads % args.tensor or args.tokens % args.tensor:
+        parser.error("--tensor must divide the tokens, and the 8 key and value heads (7B: 32)")
+    for what, pair in count(args.model, layout, args.tokens, args.checkpointing).items():
+        print("{:9} {:10.3f} GB counted {:10.3f} by formula".format(what, *(x / 1e9 for x in pair)))
+
+
+if __name__ == "__main__":
+    exit_with(main)

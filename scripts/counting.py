@@ -1,12 +1,12 @@
 """Count what a rank sends and holds: a Llama, divided by PyTorch, and a mode that sees each operation.
 
-Made for torch 2.15. Some of it is no public interface: where that has moved, importing or counting
-raises one of MOVED.
+Some of what it imports is no public interface of torch; count_step.py says for which one it was made.
 """
 
 import gc
 import weakref
 from collections import Counter
+from contextlib import ExitStack
 from functools import partial
 from unittest import mock
 
@@ -15,10 +15,13 @@ import torch.distributed as dist
 import torch.distributed.tensor.parallel as tp
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed._functional_collectives import all_gather_tensor_autograd
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._functional_collectives import all_gather_single_autograd
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
@@ -43,7 +46,7 @@ class Attention(nn.Module):
         parts = self.query(x), self.key(x), self.value(x)
         query, *others = (x.unflatten(-1, (-1, self.size)).transpose(1, 2) for x in parts)
         if self.context.size() > 1:
-            others = [all_gather_tensor_autograd(x, 2, self.context) for x in others]
+            others = [all_gather_single_autograd(x, 2, self.context) for x in others]
         x = F.scaled_dot_product_attention(query, *others, is_causal=True, enable_gqa=True)
         return self.out(x.transpose(1, 2).flatten(2))
 
@@ -119,16 +122,19 @@ class Count(TorchDispatchMode):
         self.messages, self.sent = Counter(), Counter()
         self.live = self.peak = 0
         self.sizes = {}
+        self.paused = False
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # comes again, with this rank's parts
         out = function(*args, **(kwargs or {}))
+        if self.paused:
+            return out
         for x in tree_leaves(out):
             if isinstance(x, torch.Tensor):
                 self.see(x.untyped_storage())
         name = function.name()
-        if "c10d" in name and "wait" not in name:
+        if "c10d" in name and "wait" not in name and "wrap" not in name:
             leaves = tree_leaves((args, out))
             group = next(filter(None, map(self.way, leaves)))
             longest = max(x.nbytes for x in leaves if isinstance(x, torch.Tensor))
@@ -158,19 +164,31 @@ class Count(TorchDispatchMode):
 
     def __enter__(self):
         resize = torch.UntypedStorage.resize_
+        shapes = ShardingPropagator._propagate_tensor_meta_non_cached
 
         def resize_and_see(storage, size):
             resize(storage, size)
             self.see(storage)
             return storage
 
-        # FSDP frees and fills whole layers in this way.
-        self.patch = mock.patch.object(torch.UntypedStorage, "resize_", resize_and_see)
-        self.patch.start()
+        def without_counting(*args):
+            self.paused = True
+            try:
+                return shapes(*args)
+            finally:
+                self.paused = False
+
+        # FSDP frees and fills whole layers by resizing them.
+        self.stack = ExitStack()
+        patch = partial(mock.patch.object, torch.UntypedStorage)
+        self.stack.enter_context(patch("resize_", resize_and_see))
+        # To know its shape, a DTensor computes with whole tensors that have no memory.
+        patch = partial(mock.patch.object, ShardingPropagator)
+        self.stack.enter_context(patch(shapes.__name__, without_counting))
         return super().__enter__()
 
     def __exit__(self, *error):
-        self.patch.stop()
+        self.stack.close()
         return super().__exit__(*error)
 
 
@@ -203,7 +221,16 @@ def count(model, layout, tokens, again, mode):
 def take_step(net, optimizer, vocabulary, tokens):
     inputs = torch.randint(vocabulary, (1, tokens))
     with tp.loss_parallel():  # if logits are divided
-        logits = net(inputs).flatten(0, 1).float()
-        F.cross_entropy(logits, inputs.flatten()).backward()
+        # No variable holds the logits, so that backward can free them.
+        F.cross_entropy(net(inputs).flatten(0, 1).float(), inputs.flatten()).backward()
     optimizer.step()
     optimizer.zero_grad()
+
+
+def count_on_fake_ranks(model, layout, tokens, again):
+    """Return rank 0's Count, with tensors that have no memory and messages that go nowhere."""
+    dist.init_process_group("fake", rank=0, world_size=layout.ranks, store=FakeStore())
+    try:
+        return count(model, layout, tokens, again, FakeTensorMode(allow_non_fake_inputs=True))
+    finally:
+        dist.destroy_process_group()
