@@ -83,8 +83,9 @@ def sends(model, layout, tokens, again=False):
     # Three times for each layer; the root is not gathered again for backward.
     layers, ends = 3 * gathered, 2 * model.ends / tensor
     own = (gathered + model.ends / tensor) / fsdp  # after reduce_scatter
-    # Before and after attention and MLP, forward and backward; and at both ends.
-    x = (12 if again else 8) * model.layers + 4
+    # Before and after attention and MLP, forward and backward; and at both ends. Computing twice
+    # repeats three of four: nothing that backward needs comes after the last.
+    x = (11 if again else 8) * model.layers + 4
     keys = (6 if again else 4) * model.layers * model.shared * model.width / tensor
     return {
         "FSDP": 2 * around(fsdp) * (layers + ends),
