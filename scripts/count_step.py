@@ -1,7 +1,7 @@
 """Count what one rank of many sends and holds in a step, without the ranks and without memory.
 
 Usage: scripts/count_step.py 70B --shards 128 --tensor 8 --tokens 8192
-       scripts/count_step.py --table     the six layouts of day2/CHOOSE.md, in a minute each
+       scripts/count_step.py --table     the six layouts of lesson 21's page, half a minute each
 
 PyTorch's own fully_shard and parallelize_module divide a Llama of this size, with sequence parallel
 and a divided loss. Tensors have a shape and no memory, and messages go nowhere, so one process can
@@ -42,14 +42,17 @@ def count(name, layout, tokens, again):
     return found | {"memory": (counted.peak, sum(holds(*model).values()))}
 
 
-def row(name, layout, tokens, again):
-    """Return a row of CHOOSE's table."""
-    found = count(name, layout, tokens, again)
+def named(name, layout, tokens, again):
+    """Return the first two cells of a row of the table: the model and the layout."""
     sizes = " x ".join(f"{way} {size}" for way, size in layout._asdict().items() if size > 1)
-    both = [f"{own / 1e9:.1f} / {formula / 1e9:.1f}" for own, formula in found.values()]
     again = ", checkpointing" if again else ""
-    cells = [f"{name}, {tokens:,} tokens{again}", f"{layout.ranks:,}: {sizes}", *both]
-    return "| " + " | ".join(x if x != "0.0 / 0.0" else "" for x in cells) + " |"
+    return f"| {name}, {tokens:,} tokens{again} | {layout.ranks:,}: {sizes} |"
+
+
+def row(*case):
+    """Return a row of the table, in GB."""
+    cells = [f"{own / 1e9:.1f} / {formula / 1e9:.1f}" for own, formula in count(*case).values()]
+    return " ".join([named(*case), *(f"{x} |" if x != "0.0 / 0.0" else " |" for x in cells)])
 
 
 def main():

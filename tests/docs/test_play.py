@@ -12,6 +12,7 @@ import torch.distributed as dist
 from browser import in_page
 from catalog import load
 from docs.pages import PLAY
+from formulas import operations
 from runner import report
 from support.run import ROOT, load_lesson, recorded_output, seeded_rng
 from torch.distributed.pipelining import ScheduleInterleaved1F1B
@@ -102,6 +103,9 @@ def check_fit(s, fit):
             _, counted = PIPELINE.forward(layer, x)
         assert kept["activations"] == pytest.approx(s["layers"] * counted, rel=0.05)
     # The times.
+    attention = s["layers"], s["width"], s["length"]
+    needed = s["texts"] * s["length"] * operations(size / 4, *attention)
+    assert fit["computing"] == pytest.approx(needed / s["tflops"] / 1e9)
     args = Namespace(parameters=size / 4, samples=1, step_ms=fit["computing"], bytes=8)
     args.gpus_per_node = gpus
     args.latency_us, args.link, args.link_within = s["latency"], s["gigabits"], s["within"]

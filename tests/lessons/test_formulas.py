@@ -1,6 +1,7 @@
 """What CHOOSE's formulas say is what PyTorch sends and holds, on four real ranks and on a thousand."""
 
 import json
+import re
 
 import count_step
 import pytest
@@ -47,3 +48,15 @@ def test_fake_ranks_count_what_real_ones_do(layout, again, tmp_path):
     print(messages, sent, peak, fake.peak)
     assert (messages, sent) == (fake.messages, fake.sent)
     assert peak == pytest.approx(fake.peak, rel=0.02)
+    for way, formula in sends(SMALL, layout, 32, again).items():
+        assert fake.sent[way] == pytest.approx(formula, rel=0.02), way
+    assert 0.6 < fake.peak / sum(holds(SMALL, layout, 32, again).values()) < 1.2
+
+
+def test_the_table_is_of_today_s_formulas():
+    page = (ROOT / "day2" / "21_llama_every_way.md").read_text()
+    for case in count_step.TABLE:
+        formulas = [*sends(MODELS[case[0]], *case[1:]).values()]
+        formulas.append(sum(holds(MODELS[case[0]], *case[1:]).values()))
+        row = next(x for x in page.splitlines() if x.startswith(count_step.named(*case)))
+        assert re.findall(r"/ ([\d.]+)", row) == [f"{x / 1e9:.1f}" for x in formulas if x]
