@@ -90,7 +90,8 @@ def sends(model, layout, tokens, again=False):
     return {
         "FSDP": 2 * around(fsdp) * (layers + ends),
         "replicas": 2 * 2 * around(layout.replicas) * own,
-        "tensor": 2 * around(tensor) * x * tokens * model.width,
+        # And sums of the norms' gradients, and of the loss's three numbers for each token.
+        "tensor": around(tensor) * (2 * x * tokens * model.width + 4 * norms + 24 * tokens),
         "context": 2 * around(context) * keys * tokens * context,
     }
 

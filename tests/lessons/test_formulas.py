@@ -27,7 +27,6 @@ dist.barrier()
 dist.destroy_process_group()
 """
 LAYOUTS = [
-    (Layout(shards=4), False),
     (Layout(replicas=2, shards=2), True),
     (Layout(shards=2, tensor=2), False),
     (Layout(context=2, tensor=2), True),
