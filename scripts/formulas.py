@@ -1,7 +1,7 @@
 """What a step of a transformer computes, sends and holds on one rank: CHOOSE.md's formulas.
 
-In bf16, with FSDP's parameters and Adam's states in float32. width counts numbers of 2 bytes; tokens
-are those of a rank's own piece of the texts in a micro-batch, which a tensor group has together.
+In bf16, with FSDP's parameters and Adam's states in float32. tokens: those of a rank's own piece of
+the texts in a micro-batch, which a tensor group has together.
 
 Sources: operations, Narayanan and others (arXiv 2104.04473); what a layer keeps and sends with
 tensor and sequence parallel, Korthikanti and others (arXiv 2205.05198); FSDP's three messages, ZeRO

@@ -39,10 +39,10 @@ def make_step(ranks, samples, args):
     return lesson().Step(ranks, samples, link, [megabytes / count] * count, [*full_at, ms, ms])
 
 
-def flops_per_sample(args):
-    """Return the operations of a text, forward and backward, with attention's."""
+def gigaflops(args):
+    """Return the 1e9 operations of a text, forward and backward, with attention's."""
     length = args.tokens_per_sample
-    return length * operations(args.parameters, args.layers, args.width, length)
+    return length * operations(args.parameters, args.layers, args.width, length) / 1e9
 
 
 def table(all_ranks, args):
@@ -62,7 +62,7 @@ def table(all_ranks, args):
                 efficiency = samples / ms / (args.samples / args.step_ms)
                 line += f" {ms:8.1f} {ranks * samples / ms * 1e3:10,.0f} {efficiency:10.0%}"
                 if args.peak_tflops:
-                    line += f" {samples / ms * flops_per_sample(args) / args.peak_tflops / 1e9:6.1%}"
+                    line += f" {samples / ms * gigaflops(args) / args.peak_tflops:6.1%}"
                 if args.tokens_per_sample:
                     line += f" {ranks * samples / ms * 1e3 * args.tokens_per_sample:12,.0f}"
         yield line

@@ -1,4 +1,4 @@
-"""What CHOOSE's formulas say is what PyTorch sends and holds, on four real ranks and on a thousand."""
+"""What CHOOSE's formulas say is what PyTorch sends and holds, on real ranks and on fake ones."""
 
 import json
 import re
