@@ -1,6 +1,6 @@
-"""Count what a rank sends and holds: a Llama, divided by PyTorch, and a mode that sees each operation.
+"""Count what a rank sends and holds: a Llama, divided by PyTorch, and a mode that sees all of it.
 
-Some of what it imports is no public interface of torch; count_step.py says for which one it was made.
+Some of what it imports is no public interface; count_step.py says for which torch it was made.
 """
 
 import gc

@@ -98,10 +98,8 @@ def sequence():
         say(axes, x + 1.85, 6.35, f"rank {rank}", SIZE, RANKS[rank], weight="bold")
     half = ("first", "second")
     y = 5.4
-    for words, parts in (("norm", "positions"), ("attention", "heads")) + (
-        ("norm", "positions"),
-        ("MLP", "columns"),
-    ):
+    norm = ("norm", "positions")
+    for words, parts in (norm, ("attention", "heads"), norm, ("MLP", "columns")):
         for rank, x in ((0, 0.1), (1, 4.0)):
             whole = parts != "positions"
             width = 3.7 if whole else 1.8
