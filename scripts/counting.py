@@ -26,7 +26,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-
 # In the place of RMSNorm, which is one kernel on GPUs only: it keeps the same.
 Norm = partial(nn.LayerNorm, bias=False)
 
