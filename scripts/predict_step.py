@@ -5,7 +5,7 @@ Usage: scripts/predict_step.py --parameters 25e6 --step-ms 180 --samples 64
 
 The formulas are lesson 18's, with NCCL's ring or tree. You need the time of a step on one GPU. The
 prediction assumes messages of about 25 MB, as DDP has them, and a backward that takes two thirds of
-a step and fills one bucket after the other.
+a step and fills one bucket after the other. Every hop of a ring has the latency between nodes.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import math
 import re
 
 from catalog import load
+from formulas import operations
 
 BUCKET = 25  # MB, at most
 FORWARD = 1 / 3  # of a step
@@ -38,6 +39,12 @@ def make_step(ranks, samples, args):
     return lesson().Step(ranks, samples, link, [megabytes / count] * count, [*full_at, ms, ms])
 
 
+def gigaflops(args):
+    """Return the 1e9 operations of a text, forward and backward, with attention's."""
+    length = args.tokens_per_sample
+    return length * operations(args.parameters, args.layers, args.width, length) / 1e9
+
+
 def table(all_ranks, args):
     """Yield the lines of the table: what lesson 18 calls weak and strong scaling."""
     in_all = args.samples * args.gpus_per_node
@@ -55,7 +62,7 @@ def table(all_ranks, args):
                 efficiency = samples / ms / (args.samples / args.step_ms)
                 line += f" {ms:8.1f} {ranks * samples / ms * 1e3:10,.0f} {efficiency:10.0%}"
                 if args.peak_tflops:
-                    line += f" {samples / ms * args.flops_per_sample / args.peak_tflops / 1e9:6.1%}"
+                    line += f" {samples / ms * gigaflops(args) / args.peak_tflops:6.1%}"
                 if args.tokens_per_sample:
                     line += f" {ranks * samples / ms * 1e3 * args.tokens_per_sample:12,.0f}"
         yield line
@@ -83,12 +90,13 @@ def main():
     add("--link", type=gigabits, default=10.0, help="speed between nodes (10Gbit)")
     add("--latency-us", type=float, default=20.0, help="latency between nodes (20)")
     add("--link-within", type=gigabits, default=400.0, help="speed in a node (400Gbit)")
-    add("--flops-per-sample", type=float, help="forward and backward: 6 x parameters x tokens")
+    add("--tokens-per-sample", type=float, help="of a language model: adds tokens/s")
+    add("--layers", type=float, help="of a language model: its number of layers")
+    add("--width", type=float, help="and their width")
     add("--peak-tflops", type=float, help="of a GPU, 1e12 flops/s: adds MFU, achieved / peak")
-    add("--tokens-per-sample", type=float, help="tokens in a sample: adds tokens/s")
     args = parser.parse_args()
-    if (args.flops_per_sample is None) != (args.peak_tflops is None):
-        parser.error("give both --flops-per-sample and --peak-tflops, or neither")
+    if args.peak_tflops and not (args.tokens_per_sample and args.layers and args.width):
+        parser.error("--peak-tflops needs --tokens-per-sample, --layers and --width")
     given = [x for x in vars(args).values() if isinstance(x, int | float)]
     if not all(0 < x < 1e18 for x in [*given, *args.nodes]):  # nan is not, either
         parser.error("every number must be more than 0, and less than 1e18")

@@ -25,6 +25,7 @@ from pathlib import Path
 import ideas_day1
 import ideas_day2
 import ideas_jobs
+import ideas_layouts
 import ideas_scaling
 import matplotlib
 import moving
@@ -46,6 +47,7 @@ MODULES = [
     ideas_day2,
     numbers_day2,
     ideas_jobs,
+    ideas_layouts,
     ideas_scaling,
     numbers_scaling,
     moving,

@@ -44,8 +44,9 @@ def test_published_results_within_a_quarter(model, monkeypatch, capsys):
     parameters, ms, samples, nodes, gpus, link, efficiency = PUBLISHED[model]
     options = ("--parameters", parameters, "--step-ms", ms, "--samples", samples)
     options += ("--nodes", nodes, "--gpus-per-node", gpus, "--link", link)
-    options += ("--flops-per-sample", 1e9 * ms, "--peak-tflops", samples * 2)  # one GPU: 50%
-    options += ("--tokens-per-sample", 10)
+    operations = 10 * 6 * (parameters + 3 * 64 * 10)  # 10 tokens, 3 layers of width 64
+    options += ("--tokens-per-sample", 10, "--layers", 3, "--width", 64)
+    options += ("--peak-tflops", 2 * samples * operations / ms / 1e9)  # one GPU: 50%
     monkeypatch.setattr(sys, "argv", ["predict_step.py", *map(str, options)])
     PREDICT_STEP.main()
     output = capsys.readouterr().out

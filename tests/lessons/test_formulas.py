@@ -1,0 +1,61 @@
+"""What CHOOSE's formulas say is what PyTorch sends and holds, on real ranks and on fake ones."""
+
+import json
+import re
+
+import count_step
+import pytest
+from formulas import MODELS, Layout, Model, holds, sends
+from support.forked_ranks import run_ranks
+from support.run import ROOT
+
+pytest.importorskip("torch", minversion=count_step.MADE_FOR, reason="counts in torch 2.15")
+SMALL = Model(3, 64, 8, 4, 256, 512)
+# On each of four real ranks, with gloo; {} is a layout.
+REAL = """
+import json, sys
+from contextlib import nullcontext
+sys.path.insert(0, {scripts!r})
+import torch.distributed as dist
+from counting import count
+from formulas import Layout, Model
+dist.init_process_group("gloo")
+found = count(Model(*{model}), Layout(*{layout}), {tokens}, {again}, nullcontext())
+if dist.get_rank() == 0:
+    print(json.dumps([found.messages, found.sent, found.peak]))
+dist.barrier()
+dist.destroy_process_group()
+"""
+LAYOUTS = [
+    (Layout(replicas=2, shards=2), True),
+    (Layout(shards=2, tensor=2), False),
+    (Layout(context=2, tensor=2), True),
+]
+
+
+@pytest.mark.parametrize(("layout", "again"), LAYOUTS)
+def test_fake_ranks_count_what_real_ones_do(layout, again, tmp_path):
+    script = tmp_path / "real.py"
+    known = {"model": tuple(SMALL), "layout": tuple(layout), "tokens": 32, "again": again}
+    script.write_text(REAL.format(scripts=str(ROOT / "scripts"), **known))
+    status, output = run_ranks(4, script, cwd=tmp_path)
+    assert status == 0, output
+    from counting import count_on_fake_ranks
+
+    fake = count_on_fake_ranks(SMALL, layout, 32, again)
+    messages, sent, peak = json.loads(output.splitlines()[-1])
+    print(messages, sent, peak, fake.peak)
+    assert (messages, sent) == (fake.messages, fake.sent)
+    assert peak == pytest.approx(fake.peak, rel=0.02)
+    for way, formula in sends(SMALL, layout, 32, again).items():
+        assert fake.sent[way] == pytest.approx(formula, rel=0.02), way
+    assert 0.6 < fake.peak / sum(holds(SMALL, layout, 32, again).values()) < 1.2
+
+
+def test_the_table_is_of_today_s_formulas():
+    page = (ROOT / "day2" / "21_llama_every_way.md").read_text()
+    for case in count_step.TABLE:
+        formulas = [*sends(MODELS[case[0]], *case[1:]).values()]
+        formulas.append(sum(holds(MODELS[case[0]], *case[1:]).values()))
+        row = next(x for x in page.splitlines() if x.startswith(count_step.named(*case)))
+        assert re.findall(r"/ ([\d.]+)", row) == [f"{x / 1e9:.1f}" for x in formulas if x]
