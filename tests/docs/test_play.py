@@ -182,3 +182,14 @@ def test_the_page_reads_links_from_a_report_and_from_lesson_18(tmp_path):
     bus = re.findall(r"64 MB: .*\(bus +(.*)\)", own)[-1].replace(",", "")
     hop = re.search(r"size / (\S+) Gbit", files[1])[1]
     assert [link["gigabits"] for link in links] == pytest.approx([float(bus) * 8e-3, float(hop)])
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.parametrize("moves", [True, False])
+def test_one_guesses_and_moves_every_slider_with_the_figure_in_sight(tmp_path, width, moves):
+    options = [f"--window-size={width},844"]
+    options += [] if moves else ["--force-prefers-reduced-motion"]
+    found, passes, label = in_page(PAGE, tmp_path / "play.html", "use", options=options)
+    assert found == []
+    assert passes == 2 * 8 * 32  # stages, micro-batches
+    assert label == ("pause" if moves else "play")
