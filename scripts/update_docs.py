@@ -30,7 +30,7 @@ import system_info
 from catalog import ROOT, write_variant
 from docs import blocks, measured, notebook
 from docs.blocks import Course
-from docs.pages import DECKS, PAGES, PLAY
+from docs.pages import DECKS, PAGES, PLAY, SITE
 from processes import exit_with
 from runner.run_lesson import lesson_command, run_lesson
 
@@ -127,7 +127,7 @@ def main():
     if args.faults:
         course.faults = record_faults()
     stale = []
-    for page in [*PAGES, *DECKS, PLAY, notebook.NOTEBOOK]:
+    for page in [*PAGES, *DECKS, PLAY, SITE, notebook.NOTEBOOK]:
         text = (ROOT / page).read_text()
         try:
             fill = notebook.fill if page == notebook.NOTEBOOK else blocks.fill

@@ -15,7 +15,7 @@ NOTEBOOK = "day1/notebook.ipynb"
 
 
 def fill(text, page, course):
-    """Return the notebook's text with all of that filled in; raise ValueError as blocks.fill does."""
+    """Return the notebook's text, filled in. Raises ValueError as blocks.fill does."""
     book = json.loads(text)
     for cell in book["cells"]:
         wanted = cell["metadata"]
