@@ -7,6 +7,10 @@
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+if (($#)) || [[ -e .venv || -n $(git status --porcelain) ]]; then
+  echo "It changes the pages, so it only runs in a fresh clone, and takes no options." >&2
+  exit 1
+fi
 slides/build.sh --html
 # Markdown in folded blocks is Markdown, as on GitHub. A site has no files whose names begin with a
 # dot. And links to a deck lead to its slides, not to their source.
