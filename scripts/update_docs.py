@@ -28,8 +28,9 @@ from pathlib import Path
 import records
 import system_info
 from catalog import ROOT, write_variant
-from docs.blocks import Course, fill
-from docs.pages import DECKS, PAGES, PLAY
+from docs import blocks, notebook
+from docs.blocks import Course
+from docs.pages import DECKS, PAGES, PLAY, SITE
 from processes import exit_with
 from runner.run_lesson import lesson_command, run_lesson
 
@@ -130,9 +131,10 @@ def main():
     if args.faults:
         course.faults = record_faults()
     stale = []
-    for page in [*PAGES, *DECKS, PLAY]:
+    for page in [*PAGES, *DECKS, PLAY, SITE, notebook.NOTEBOOK]:
         text = (ROOT / page).read_text()
         try:
+            fill = notebook.fill if page == notebook.NOTEBOOK else blocks.fill
             new = fill(text, page, course)
         except ValueError as error:
             sys.exit(str(error))

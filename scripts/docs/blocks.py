@@ -13,6 +13,7 @@ The first mark says what belongs there, the second one ends it:
     <!-- begin diff 4 6 -->         what a lesson changes above its dividing line
     <!-- begin exercises 4 -->      the exercises of a lesson, or of a day (day1, day2)
     <!-- begin lessons day1 -->     the pages of a day (day1, day2, beyond)
+    <!-- begin nav day1 -->         the same in the side bar of the web site
     <!-- begin timetable day1 -->   what a class does, and when
     <!-- begin measured -->         what each lesson showed, and how long it ran
     <!-- begin faults -->           what the tests of faults saw when they were last recorded
@@ -46,7 +47,7 @@ VALUE = re.compile(r"(<!-- n (\S+) -->)([^<]*)(<!-- /n -->)")
 KINDS = [pages.head, pages.foot, pages.lessons, pages.timetable, pages.exercises]
 KINDS += [excerpts.code, excerpts.diff, excerpts.output, excerpts.variants]
 KINDS += [pages.here, pages.agenda, pages.exercise, pages.consequence]
-KINDS += [pages.measured, pages.faults]
+KINDS += [pages.measured, pages.faults, pages.nav]
 KINDS = {function.__name__: function for function in KINDS}
 
 NOTHING = (KeyError, TypeError, StopIteration, FileNotFoundError)  # what a mark names isn't there

@@ -14,6 +14,7 @@ GLOBS = ("*.md", "[!.]*/*.md", "*/exercises/*.md", "tests/faults/*.md", "data/re
 FILES = [str(x.relative_to(ROOT)) for glob in GLOBS for x in sorted(ROOT.glob(glob))]
 PAGES = [file for file in FILES if file not in DECKS]
 PLAY = "slides/play.html"  # it has values only
+SITE = ".zensical.toml"
 
 
 def table(head, rows):
@@ -70,6 +71,14 @@ def lessons(course, at, day):
             name = link(title_of(x), x["file"], at)
             rows.append([name, x["idea"], str(x.get("minutes", ""))])
     return table(["page", "the one idea", "minutes"], rows)
+
+
+def nav(course, at, day):
+    """Return a day's lines of the web site's side bar; the last # is for the mark of the end."""
+    files = [x["file"] for x in course.pages if x["day"] == day]
+    names = [(ROOT / file).read_text().partition("\n")[0].lstrip("# ") for file in files]
+    lines = [f'    {{ "{name}" = "{file}" }},' for name, file in zip(names, files)]
+    return "\n".join([*lines, "# "])
 
 
 def parts_of(day, pages):

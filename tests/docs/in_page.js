@@ -45,3 +45,43 @@ function unseen() {
   });
   return found;
 }
+
+function slide(slider, value) {
+  slider.value = value;
+  slider.dispatchEvent(new Event("input", { bubbles: true }));
+}
+
+/** Guess, and move all that can be moved, as a reader does. Return what is not as it should be. */
+function use() {
+  const found = [];
+  const check = (section, what, holds) => holds || found.push(`${section.id}: ${what}`);
+  for (const section of document.querySelectorAll("section")) {
+    const figure = section.querySelector("figure");
+    check(section, "nothing is drawn before the guess", figure.querySelectorAll("svg rect").length > 9);
+    const before = figure.textContent;
+    const guess = section.querySelector(".guess");
+    guess.elements.guess.value = 1;
+    guess.elements.guess[0]?.click();
+    guess.requestSubmit();
+    const answer = section.querySelector("figcaption").textContent.match(/^.*?: (.*)\.$|(\d\S* \w+)/);
+    if (section.id !== "schedule") check(section, "gives its answer away", !before.includes(answer[1] ?? answer[2]));
+    check(section, "no verdict", /% low|too few|It's the same/.test(section.querySelector(".answer b").textContent));
+    for (const slider of section.querySelectorAll(".slide")) {
+      slider.scrollIntoView({ block: "end" });
+      const [above, under] = [figure.getBoundingClientRect(), slider.getBoundingClientRect()];
+      const beside = above.right < under.left || above.bottom < under.top;
+      check(section, "out of sight while one moves a slider", beside && above.top >= -1);
+      const [drawn, value] = [figure.innerHTML, slider.value];
+      slide(slider, value > 0.5 ? 0 : 1);
+      check(section, `${slider.ariaLabel} does nothing`, figure.innerHTML !== drawn);
+      slide(slider, value);
+    }
+    check(section, "wider than the screen", document.documentElement.scrollWidth <= innerWidth);
+  }
+  const schedule = document.querySelector("#schedule");
+  schedule.querySelectorAll(".slide").forEach((slider) => slide(slider, 1));
+  const passes = schedule.querySelectorAll("rect:not(.idle)");
+  check(schedule, "a pass without its number", [...passes].every((pass) => pass.nextSibling));
+  const label = document.querySelector("#ring [value=play]").textContent;
+  return [found, passes.length, label];
+}

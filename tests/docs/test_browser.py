@@ -35,12 +35,12 @@ BUBBLE = load("day2/exercises/solutions/17.3_fill_the_bubble.py")
 PAGE = (ROOT / PLAY).read_text()
 
 
-def in_page(text, page, function, given=None):
+def in_page(text, page, function, given=None, options=()):
     """Write a page with this text; return what a function of in_page.js returns in it."""
     script = Path(__file__).with_name("in_page.js").read_text()
     script += f"addEventListener('load', () => report({function}, {json.dumps(given)}));"
     page.write_text(text.replace("</head>", f"<script>{script}</script></head>"))
-    dom = open_in_browser(f"file://{page}", page.with_name("profile"))
+    dom = open_in_browser(f"file://{page}", page.with_name("profile"), *options)
     wrong, result = json.loads(html.unescape(re.search('"report">(.*?)</pre>', dom, re.S)[1]))
     assert wrong == []
     return result
@@ -222,3 +222,14 @@ def test_the_slides_can_be_built_and_nothing_is_cut_off(tmp_path):
         assert status == 0, said
         page = folder / f"{day['id']}.html"
         assert in_page(page.read_text(), page, "unseen") == []
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.parametrize("moves", [True, False])
+def test_one_guesses_and_moves_every_slider_with_the_figure_in_sight(tmp_path, width, moves):
+    options = [f"--window-size={width},844"]
+    options += [] if moves else ["--force-prefers-reduced-motion"]
+    found, passes, label = in_page(PAGE, tmp_path / "play.html", "use", options=options)
+    assert found == []
+    assert passes == 2 * 8 * 32  # stages, micro-batches
+    assert label == ("pause" if moves else "play")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from catalog import read_requirements
 from doctor import probe, table
-from support.run import ROOT, copy_tree, run, skip_or_fail_in_ci
+from support.run import ROOT, copy_tree, run
 
 DOCTOR = ROOT / "scripts" / "doctor.sh"
 
