@@ -39,8 +39,8 @@ def write_text(folder, rng):
 
 
 # Not ours: a file that is opened when the first sample is read, randomness that is not torch's, and
-# layers that are not dense. (With the oldest torch they are dense and real: its gloo sends no complex
-# numbers, and it cannot clip a sparse gradient.)
+# layers that are not dense. (With the oldest torch they are dense and real: its gloo sends no
+# complex numbers, and it cannot clip a sparse gradient.)
 NUMBERS = """
 class Numbers(Dataset):
     def __len__(self):
