@@ -24,13 +24,13 @@ def count(model, layout, tokens, again):
     try:
         from counting import count_on_fake_ranks
 
-        counted = count_on_fake_ranks(model, layout, tokens, again)
+        messages, peak = count_on_fake_ranks(model, layout, tokens, again)
     except (ImportError, AttributeError, TypeError, NotImplementedError, StopIteration) as error:
         differs = f"and in this one, {torch.__version__}, something has moved: {error}"
         sys.exit(f"This was made for torch {MADE_FOR}, {differs}")
     formulas = sends(model, layout, tokens, again)
-    found = {way: (counted.sent[way], formula) for way, formula in formulas.items()}
-    return found | {"memory": (counted.peak, sum(holds(model, layout, tokens, again).values()))}
+    found = {way: (messages.sent[way], formula) for way, formula in formulas.items()}
+    return found | {"memory": (peak, sum(holds(model, layout, tokens, again).values()))}
 
 
 def main():

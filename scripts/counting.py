@@ -1,12 +1,10 @@
-"""Count what a rank sends and holds: a Llama, divided by PyTorch, and a mode that sees all of it.
+"""Count what a rank sends and holds: a Llama, divided by PyTorch, and a mode that sees messages.
 
 Some of what it imports is no public interface; count_step.py says for which torch it was made.
 """
 
 import gc
-import weakref
 from collections import Counter
-from contextlib import ExitStack
 from functools import partial
 from unittest import mock
 
@@ -17,94 +15,75 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._functional_collectives import all_gather_single_autograd
+from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 # In the place of RMSNorm, which is one kernel on GPUs only: it keeps the same.
 Norm = partial(nn.LayerNorm, bias=False)
-
-
-class Attention(nn.Module):
-    """Grouped queries. RoPE is left out: it neither sends nor keeps anything."""
-
-    def __init__(self, model, context):
-        super().__init__()
-        self.size = model.width // model.heads
-        self.context = context  # the group among which a text is divided
-        linear = partial(nn.Linear, model.width, bias=False)
-        self.query, self.out = linear(model.width), linear(model.width)
-        self.key, self.value = (linear(model.kv_heads * self.size) for _ in range(2))
-
-    def forward(self, x):
-        parts = self.query(x), self.key(x), self.value(x)
-        query, *others = (x.unflatten(-1, (-1, self.size)).transpose(1, 2) for x in parts)
-        if self.context.size() > 1:
-            others = [all_gather_single_autograd(x, 2, self.context) for x in others]
-        x = F.scaled_dot_product_attention(query, *others, is_causal=True, enable_gqa=True)
-        return self.out(x.transpose(1, 2).flatten(2))
-
-
-class MLP(nn.Module):
-    def __init__(self, model):
-        super().__init__()
-        linear = partial(nn.Linear, bias=False)
-        self.gate, self.up = (linear(model.width, model.mlp) for _ in range(2))
-        self.down = linear(model.mlp, model.width)
-
-    def forward(self, x):
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+Linear = partial(nn.Linear, bias=False)
 
 
 class Layer(nn.Module):
+    """Grouped queries and SwiGLU. RoPE is left out: it neither sends nor keeps anything."""
+
     def __init__(self, model, context, again):
         super().__init__()
+        self.size = model.width // model.heads
+        self.context = context  # the group among which a text is divided
         self.norm1, self.norm2 = (Norm(model.width) for _ in range(2))
-        self.attention, self.mlp = Attention(model, context), MLP(model)
+        self.query, self.out = (Linear(model.width, model.width) for _ in range(2))
+        self.key, self.value = (Linear(model.width, model.kv_heads * self.size) for _ in range(2))
+        self.gate, self.up = (Linear(model.width, model.mlp) for _ in range(2))
+        self.down = Linear(model.mlp, model.width)
         if again:
             self.forward = partial(checkpoint, self.forward, use_reentrant=False)
 
     def forward(self, x):
-        x = x + self.attention(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
+        y = self.norm1(x)
+        parts = self.query(y), self.key(y), self.value(y)
+        query, *others = (y.unflatten(-1, (-1, self.size)).transpose(1, 2) for y in parts)
+        if self.context.size() > 1:
+            others = [all_gather_single_autograd(y, 2, self.context) for y in others]
+        y = F.scaled_dot_product_attention(query, *others, is_causal=True, enable_gqa=True)
+        x = x + self.out(y.transpose(1, 2).flatten(2))
+        y = self.norm2(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
 
 
 class Llama(nn.Module):
     def __init__(self, model, context, again):
         super().__init__()
         self.tokens = nn.Embedding(model.vocabulary, model.width)
-        self.layers = nn.ModuleList(Layer(model, context, again) for _ in range(model.layers))
+        self.layers = nn.Sequential(*(Layer(model, context, again) for _ in range(model.layers)))
         self.norm = Norm(model.width)
-        self.logits = nn.Linear(model.width, model.vocabulary, bias=False)
+        self.logits = Linear(model.width, model.vocabulary)
 
     def forward(self, x):
-        x = self.tokens(x)
-        for layer in self.layers:
-            x = layer(x)
-        return self.logits(self.norm(x))
+        return self.logits(self.norm(self.layers(self.tokens(x))))
 
 
 def divide(model, mesh):
     """Divide a Llama with sequence parallel, its vocabulary too, and then with FSDP."""
     rows = Shard(1)  # of x [texts, tokens, width]
-    whole = tp.PrepareModuleInput(input_layouts=rows, desired_input_layouts=Replicate())
-    plan = {"norm1": tp.SequenceParallel(), "norm2": tp.SequenceParallel()}
-    plan |= {"attention": whole, "mlp": whole}
-    for name in ("attention.query", "attention.key", "attention.value", "mlp.gate", "mlp.up"):
-        plan[name] = tp.ColwiseParallel()
-    for name in ("attention.out", "mlp.down"):
-        plan[name] = tp.RowwiseParallel(output_layouts=rows)
+    plan = dict.fromkeys(("query", "key", "value", "gate", "up"), tp.ColwiseParallel())
+    plan |= dict.fromkeys(("out", "down"), tp.RowwiseParallel(output_layouts=rows))
+    plan |= dict.fromkeys(("norm1", "norm2"), tp.SequenceParallel())
     plan = {f"layers.*.{name}": style for name, style in plan.items()}
     plan["tokens"] = tp.RowwiseParallel(input_layouts=Replicate(), output_layouts=rows)
     plan["norm"] = tp.SequenceParallel()
     plan["logits"] = tp.ColwiseParallel(input_layouts=rows, use_local_output=False)
+    gather = {"output_layouts": rows, "desired_output_layouts": Replicate()}
+    gather = tp.PrepareModuleOutput(**gather, use_local_output=False)
     if mesh["tensor"].size() > 1:
         tp.parallelize_module(model, mesh["tensor"], plan)
+        tp.parallelize_module(model, mesh["tensor"], {"layers.*.norm[12]": gather})
     mesh = mesh["replicas", "FSDP"] if mesh["replicas"].size() > 1 else mesh["FSDP"]
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16)
     for piece in [*model.layers, model]:
@@ -112,109 +91,68 @@ def divide(model, mesh):
         piece.set_force_sum_reduction_for_comms(True)  # gloo cannot average
 
 
-class Count(TorchDispatchMode):
-    """Count messages, the bytes that a ring sends, and the bytes that tensors have at a time."""
+class Messages(TorchDispatchMode):
+    """Count messages and the bytes that a ring sends, by the way that a group belongs to."""
 
-    def __init__(self, ways):
+    def __init__(self, groups):
         super().__init__()
-        self.ways = ways  # {name of a group: (way, ranks)}
+        self.groups = {group.group_name: (way, group.size()) for way, group in groups.items()}
         self.messages, self.sent = Counter(), Counter()
-        self.live = self.peak = 0
-        self.sizes = {}
-        self.paused = False
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # comes again, with this rank's parts
         out = function(*args, **(kwargs or {}))
-        if self.paused:
-            return out
-        for x in tree_leaves(out):
-            if isinstance(x, torch.Tensor):
-                self.see(x.untyped_storage())
         name = function.name()
         if "c10d" in name and "wait" not in name and "wrap" not in name:
             leaves = tree_leaves((args, out))
-            group = next(filter(None, map(self.way, leaves)))
+            way, ranks = next(filter(None, map(self.group, leaves)))
             longest = max(x.nbytes for x in leaves if isinstance(x, torch.Tensor))
-            way, ranks = self.ways[group]
             times = 2 if "allreduce" in name or "all_reduce" in name else 1
             self.messages[way] += ranks > 1
             self.sent[way] += times * longest * (ranks - 1) / ranks
         return out
 
-    def way(self, x):
-        """Return the name of a group, if an argument of an operation is one."""
+    def group(self, x):
+        """Return (way, ranks) if an argument of an operation is a group, or its name."""
         if isinstance(x, torch.ScriptObject):
             x = dist.ProcessGroup.unbox(x).group_name
-        return x if isinstance(x, str) and x in self.ways else None
-
-    def see(self, storage):
-        """Note the size of a tensor's memory, until it is freed."""
-        key = storage._cdata
-        if key not in self.sizes:
-            weakref.finalize(storage, self.forget, key)
-        self.live += storage.nbytes() - self.sizes.get(key, 0)
-        self.sizes[key] = storage.nbytes()
-        self.peak = max(self.peak, self.live)
-
-    def forget(self, key):
-        self.live -= self.sizes.pop(key)
-
-    def __enter__(self):
-        resize = torch.UntypedStorage.resize_
-        shapes = ShardingPropagator._propagate_tensor_meta_non_cached
-
-        def resize_and_see(storage, size):
-            resize(storage, size)
-            self.see(storage)
-            return storage
-
-        def without_counting(*args):
-            self.paused = True
-            try:
-                return shapes(*args)
-            finally:
-                self.paused = False
-
-        # FSDP frees and fills whole layers by resizing them.
-        self.stack = ExitStack()
-        patch = partial(mock.patch.object, torch.UntypedStorage)
-        self.stack.enter_context(patch("resize_", resize_and_see))
-        # To know its shape, a DTensor computes with whole tensors that have no memory.
-        patch = partial(mock.patch.object, ShardingPropagator)
-        self.stack.enter_context(patch(shapes.__name__, without_counting))
-        return super().__enter__()
-
-    def __exit__(self, *error):
-        self.stack.close()
-        return super().__exit__(*error)
+        return self.groups.get(x) if isinstance(x, str) else None
 
 
 def count(model, layout, tokens, again, mode):
-    """Return the Count of a step on this rank. Every rank of the default group must call this."""
+    """Return the Messages of a step on this rank, and the most bytes that it holds at a time.
+
+    Every rank of the default group must call this.
+    """
     replicas, shards, context, tensor = layout
     names = "replicas", "FSDP", "tensor"
     mesh = init_device_mesh("cpu", (replicas, shards * context, tensor), mesh_dim_names=names)
-    texts = init_device_mesh(
-        "cpu", (replicas * shards, context, tensor), mesh_dim_names=("data", "context", "same")
-    )
+    sizes = replicas * shards, context, tensor
+    texts = init_device_mesh("cpu", sizes, mesh_dim_names=("data", "context", "same"))
     groups = {name: mesh.get_group(name) for name in names}
     groups["context"] = texts.get_group("context")
-    counted = Count({group.group_name: (way, group.size()) for way, group in groups.items()})
-    with mode, counted:
+    with mode:
         net = Llama(model, groups["context"], again)
-    with counted:  # dividing looks into the mesh, which is real
-        divide(net, mesh)
-    with mode, counted:
+    divide(net, mesh)  # looks into the mesh, which is real
+    with mode:
         optimizer = torch.optim.AdamW(net.parameters(), fused=True)
-        for _ in range(2):  # in the first one, Adam has no states yet
-            gc.collect()
-            counted.messages.clear()
-            counted.sent.clear()
-            counted.peak = counted.live
-            take_step(net, optimizer, model.vocabulary, tokens)
-    return counted
+        take_step(net, optimizer, model.vocabulary, tokens)  # from now on, Adam has states
+    gc.collect()
+    messages, memory = Messages(groups), MemTracker()
+    memory.track_external(net, optimizer)
+    shapes = ShardingPropagator._propagate_tensor_meta_non_cached
+
+    def without_counting(*args):
+        # DTensors compute with whole tensors that have no memory, to know their shapes.
+        with _disable_current_modes():
+            return shapes(*args)
+
+    uncounted = mock.patch.object(ShardingPropagator, shapes.__name__, without_counting)
+    with uncounted, mode, memory, messages:
+        take_step(net, optimizer, model.vocabulary, tokens)
+    (peak,) = memory.get_tracker_snapshot("peak").values()
+    return messages, peak["Total"]
 
 
 def take_step(net, optimizer, vocabulary, tokens):
@@ -227,7 +165,7 @@ def take_step(net, optimizer, vocabulary, tokens):
 
 
 def count_on_fake_ranks(model, layout, tokens, again):
-    """Return rank 0's Count, with tensors that have no memory and messages that go nowhere."""
+    """Return rank 0's count, with tensors that have no memory and messages that go nowhere."""
     dist.init_process_group("fake", rank=0, world_size=layout.ranks, store=FakeStore())
     try:
         return count(model, layout, tokens, again, FakeTensorMode(allow_non_fake_inputs=True))

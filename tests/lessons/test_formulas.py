@@ -20,9 +20,9 @@ import torch.distributed as dist
 from counting import count
 from formulas import Layout, Model
 dist.init_process_group("gloo")
-found = count(Model(*{model}), Layout(*{layout}), {tokens}, {again}, nullcontext())
+found, peak = count(Model(*{model}), Layout(*{layout}), {tokens}, {again}, nullcontext())
 if dist.get_rank() == 0:
-    print(json.dumps([found.messages, found.sent, found.peak]))
+    print(json.dumps([found.messages, found.sent, peak]))
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -42,14 +42,14 @@ def test_fake_ranks_count_what_real_ones_do(layout, again, tmp_path):
     assert status == 0, output
     from counting import count_on_fake_ranks
 
-    fake = count_on_fake_ranks(SMALL, layout, 32, again)
+    fake, most = count_on_fake_ranks(SMALL, layout, 32, again)
     messages, sent, peak = json.loads(output.splitlines()[-1])
-    print(messages, sent, peak, fake.peak)
+    print(messages, sent, peak, most)
     assert (messages, sent) == (fake.messages, fake.sent)
-    assert peak == pytest.approx(fake.peak, rel=0.02)
+    assert peak == pytest.approx(most, rel=0.02)
     for way, formula in sends(SMALL, layout, 32, again).items():
         assert fake.sent[way] == pytest.approx(formula, rel=0.02), way
-    assert 0.6 < fake.peak / sum(holds(SMALL, layout, 32, again).values()) < 1.2
+    assert 0.6 < most / sum(holds(SMALL, layout, 32, again).values()) < 1.2
 
 
 def test_the_table_is_of_today_s_formulas():
