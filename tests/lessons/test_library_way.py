@@ -10,8 +10,8 @@ from support.run import ROOT, output_of, run
 PAGE = ROOT / "day2/21_llama_every_way.md"
 # A line, and what's there instead: the norm of a stage only, a checkpoint without Adam's averages.
 FAULTS = [
-    ("dist.all_reduce(square,", "(square,"),
-    ('optim_state_dict=state["optimizer"]', "optim_state_dict={}"),
+    ("dist.all_reduce(square,", "dict(square=square,"),
+    ("dcp.load(state,", 'dcp.load({"model": state["model"]},'),
 ]
 
 
