@@ -226,7 +226,7 @@ def of_exercise(exercise):
     """Yield what an exercise lacks, and where its solution differs beyond what is to be done."""
     number, lesson = exercise["id"], exercise["lesson"]
     file = ROOT / exercise["file"]
-    checks = ROOT / f"scripts/exercises/checks/lesson_{lesson}.py"
+    checks = file.parent / f"checks/lesson_{lesson}.py"
     check = f"def check_{number.replace('.', '_')}("
     if not checks.exists() or check not in checks.read_text():
         yield f"{checks.relative_to(ROOT)} has no {check}exercise, rank, world_size)"

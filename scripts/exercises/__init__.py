@@ -1,4 +1,4 @@
-"""The checks of the exercises: checks/lesson_6.py checks those of lesson 6.
+"""Runs the checks of the exercises: day1/exercises/checks/lesson_6.py has those of lesson 6.
 
 check_6_2(exercise, rank, world_size) runs on every rank, first with the solution, then with what a
 learner has written: it gets a module, calls what is in it, and yields what this rank saw, as a

@@ -4,7 +4,6 @@ The ranks are forks of one process that has imported torch, which this process n
 """
 
 import contextlib
-import importlib
 import importlib.util
 import multiprocessing
 import os
@@ -17,6 +16,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from typing import NamedTuple
 
+import catalog
 from catalog import ROOT
 from launcher.forks import end_with_parent
 
@@ -76,6 +76,12 @@ def set_up(rank, world_size, folder):
     dist.barrier()
 
 
+def check_of(name):
+    """Return the check of an exercise, which stands beside the exercises of its day."""
+    (file,) = ROOT.glob(f"day*/exercises/checks/lesson_{name.partition('.')[0]}.py")
+    return getattr(catalog.load(file), f"check_{name.replace('.', '_')}")
+
+
 def facts_of(file, name, folder, rank, world_size):
     """Yield the facts of an exercise, or of its solution, in a folder that is new."""
     import torch
@@ -83,8 +89,7 @@ def facts_of(file, name, folder, rank, world_size):
 
     from exercises.common import plain
 
-    module = importlib.import_module(f"exercises.checks.lesson_{name.partition('.')[0]}")
-    check = getattr(module, f"check_{name.replace('.', '_')}")
+    check = check_of(name)
     os.makedirs(folder, exist_ok=True)
     os.chdir(folder)
     exercise = load(file)

@@ -52,7 +52,9 @@ def most_pieces_held(function, query, key, value, pieces):
             result = operation(*arguments, **(options or {}))
             if "empty" in str(operation):  # its memory holds earlier tensors
                 result.zero_()
-            alive.extend(weakref.ref(x) for x in tree_leaves(result) if torch.is_tensor(x))
+            alive.extend(
+                weakref.ref(x) for x in tree_leaves(result) if torch.is_tensor(x)
+            )
             tensors = [ref() for ref in alive if ref() is not None]
             numbers = {x for tensor in tensors for x in tensor.flatten().tolist()}
             counts.append(sum(mark in numbers for mark in marks))
@@ -66,12 +68,21 @@ def most_pieces_held(function, query, key, value, pieces):
 
 def check_15_4(exercise, rank, world_size):
     text = exercise.make_text(8 * world_size)
-    for scores, larger in (("small", 1), ("large", 50)):  # above 100: their exp is infinite
+    for scores, larger in (
+        ("small", 1),
+        ("large", 50),
+    ):  # above 100: their exp is infinite
         query, key, value = [text[0] * larger, *text[1:]]
         whole = (query @ key.T / query.shape[1] ** 0.5).softmax(1) @ value
-        mine = [tensor.chunk(world_size)[rank].clone() for tensor in (query, key, value)]
-        result, held = most_pieces_held(exercise.ring_attention, *mine, key.chunk(world_size))
-        yield Fact(f"{scores} scores:", result, scores, right=whole.chunk(world_size)[rank])
+        mine = [
+            tensor.chunk(world_size)[rank].clone() for tensor in (query, key, value)
+        ]
+        result, held = most_pieces_held(
+            exercise.ring_attention, *mine, key.chunk(world_size)
+        )
+        yield Fact(
+            f"{scores} scores:", result, scores, right=whole.chunk(world_size)[rank]
+        )
         what = f"pieces of the keys, of {world_size}, that it holds at a time:"
         yield Fact(what, held, "pieces", most=world_size - 1)
 
@@ -99,7 +110,9 @@ def check_15_6(exercise, rank, world_size):
     yield Fact("latest, before step-2 is complete:", before, "finish")
     yield Fact("latest, after that:", after, "finish")
     loaded = exercise.load(folder)[0]
-    yield Fact("what is loaded, saved when begin was called:", loaded, "finish", right=saved)
+    yield Fact(
+        "what is loaded, saved when begin was called:", loaded, "finish", right=saved
+    )
 
 
 def check_15_7(exercise, rank, world_size):
@@ -114,7 +127,10 @@ def check_15_8(exercise, rank, world_size):
     for steps in (1, 5):
         model, losses = exercise.train(steps, dist.group.WORLD)
         start = flat(exercise.make_model())
-        moved = [x - y for x, y in zip(flat([y.full_tensor() for y in model.parameters()]), start)]
+        moved = [
+            x - y
+            for x, y in zip(flat([y.full_tensor() for y in model.parameters()]), start)
+        ]
         yield Fact(f"way of the weights in {steps} steps", moved)
     what = f"numbers that it keeps, of the model's {numbers}:"
     yield Fact(what, len(flat(model)), most=numbers // world_size)
@@ -129,7 +145,9 @@ def check_15_9(exercise, rank, world_size):
     scores = (query @ key.T / query.shape[1] ** 0.5).masked_fill(later, -torch.inf)
     result = scores.softmax(1) @ value
     result.cos().sum().backward()
-    places = [exercise.balanced(other, world_size, length) for other in range(world_size)]
+    places = [
+        exercise.balanced(other, world_size, length) for other in range(world_size)
+    ]
     own = places[rank]
 
     def attend(*tensors):

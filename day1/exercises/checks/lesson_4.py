@@ -1,5 +1,15 @@
 import torch
-from exercises.common import Fact, at_each_step, attempt, flat, gap, gather, indices, noted, once
+from exercises.common import (
+    Fact,
+    at_each_step,
+    attempt,
+    flat,
+    gap,
+    gather,
+    indices,
+    noted,
+    once,
+)
 from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
@@ -26,7 +36,9 @@ def check_4_3(exercise, rank, world_size):
 
 
 def check_4_4(exercise, rank, world_size):
-    first, second = [exercise.my_part(21, epoch, rank, world_size).tolist() for epoch in (0, 1)]
+    first, second = [
+        exercise.my_part(21, epoch, rank, world_size).tolist() for epoch in (0, 1)
+    ]
     yield Fact("the order of epoch 1 is that of epoch 0:", first == second, "shuffle")
     yield Fact("epoch 0 is in order:", first == sorted(first), "shuffle")
     part = exercise.my_part(20, 0, rank, world_size)
@@ -50,7 +62,11 @@ def check_4_5(exercise, rank, world_size):
     one.weight.requires_grad = False
     one.bias.grad = torch.full_like(one.bias, rank + 1.0)
     _, error = attempt(exercise.average_gradients, one)
-    yield Fact("with a frozen weight, average_gradients() ended with error:", error, "frozen")
+    yield Fact(
+        "with a frozen weight, average_gradients() ended with error:", error, "frozen"
+    )
     yield Fact("it turns 1, 2, 3, 4 into", one.bias.grad, "average", right=2.5)
     far = gap(model, gather(flat(model))[0])
-    yield Fact("after training, parameters differ from rank 0's by", far, "average", most=0)
+    yield Fact(
+        "after training, parameters differ from rank 0's by", far, "average", most=0
+    )

@@ -19,33 +19,53 @@ def check_11_1(exercise, rank, world_size):
     yield Fact("files that are open before the workers start:", handles)
     if error or handles:
         return
-    yield Fact("bytes that are sent to a worker:", len(sent), most=2000)  # not all images
+    yield Fact(
+        "bytes that are sent to a worker:", len(sent), most=2000
+    )  # not all images
     loader = DataLoader(dataset, batch_size=4, num_workers=2)
-    yield Fact("images that two workers read:", [int(x.max()) for batch in loader for x in batch])
+    yield Fact(
+        "images that two workers read:",
+        [int(x.max()) for batch in loader for x in batch],
+    )
 
 
 def check_11_2(exercise, rank, world_size):
     steps, error = attempt(exercise.train, 10, rank, world_size)
     yield Fact("training ended with error:", error)
     yield Fact("steps of training:", steps)
-    yield Fact("batches of 10 chunks:", len(list(exercise.batches(10, rank, world_size))))
-    numbers = [x for part in exercise.batches(12, rank, world_size) for x in part.tolist()]
-    yield Fact("numbers of 12 chunks seen exactly once:", once(gather(numbers), 12 * 16))
+    yield Fact(
+        "batches of 10 chunks:", len(list(exercise.batches(10, rank, world_size)))
+    )
+    numbers = [
+        x for part in exercise.batches(12, rank, world_size) for x in part.tolist()
+    ]
+    yield Fact(
+        "numbers of 12 chunks seen exactly once:", once(gather(numbers), 12 * 16)
+    )
 
 
 def check_11_3(exercise, rank, world_size):
     orders = []
     for epoch in (0, 1):
         file = exercise.File(4 * world_size, 8)
-        images = [int(image) for image in exercise.stream(file, epoch, rank, world_size)]
+        images = [
+            int(image) for image in exercise.stream(file, epoch, rank, world_size)
+        ]
         yield Fact(f"chunks read in epoch {epoch}:", file.reads, "chunks", most=4)
         seen = once(gather(images), 32 * world_size)
         yield Fact(f"images seen exactly once in epoch {epoch}:", seen, "order")
         # In order, the next image has the next number: 7 of 8 times within a chunk.
         follow = sum(y == x + 1 for x, y in pairwise(images))
-        yield Fact("images that follow the one before them in the file:", follow, "within", most=15)
+        yield Fact(
+            "images that follow the one before them in the file:",
+            follow,
+            "within",
+            most=15,
+        )
         orders.append(images)
-    yield Fact("the order of epoch 1 is that of epoch 0:", orders[0] == orders[1], "order")
+    yield Fact(
+        "the order of epoch 1 is that of epoch 0:", orders[0] == orders[1], "order"
+    )
 
 
 def check_11_4(exercise, rank, world_size):

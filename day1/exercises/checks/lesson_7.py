@@ -7,7 +7,9 @@ from exercises.common import Fact
 def check_7_1(exercise, rank, world_size):
     """What time_step() measures on a simulated GPU, whose first step takes longer."""
     right = 20 + 10 * rank
-    done = [0.0]  # when it will have done what it was asked for, one step after the other
+    done = [
+        0.0
+    ]  # when it will have done what it was asked for, one step after the other
 
     def step():
         seconds = (right if len(done) > 1 else right + 400) / 1000

@@ -13,7 +13,9 @@ def check_21_1(exercise, rank, world_size):
         gate, experts = exercise.make_layer(groups[1])
         mine = tokens[place].detach().requires_grad_()
         result, norm = exercise.run(gate, experts, mine, target[place], *groups)
-        right, right_gate, right_experts, right_norm = exercise.run_alone(tokens, target)
+        right, right_gate, right_experts, right_norm = exercise.run_alone(
+            tokens, target
+        )
         own = mine.grad / exercise.DATA
         right_gate, gate = gradients(right_gate), gradients(gate)
         facts = [("output", result, "output", right[place])]
@@ -22,7 +24,9 @@ def check_21_1(exercise, rank, world_size):
         for number, expert in enumerate(experts, place * len(experts)):
             whole = right_experts[number]
             own = torch.cat([expert.up.grad, expert.down.grad.T], 1)
-            parts = torch.cat([whole.up.grad, whole.down.grad.T], 1).chunk(exercise.TENSOR)
+            parts = torch.cat([whole.up.grad, whole.down.grad.T], 1).chunk(
+                exercise.TENSOR
+            )
             facts.append((f"gradients of expert {number}", own, "experts", parts[at]))
         facts.append(("norm", norm, "norm", right_norm))
         for name, value, key, right in facts:
@@ -39,4 +43,6 @@ def check_21_2(exercise, rank, world_size):
     for what, far in off.items():
         key = keys.get(what, "norm")
         yield Fact(f"{what}: losses differ from one process's by", far, key, most=1e-9)
-    yield Fact("losses of 4 x 1 x 1:", exercise.train((4, 1, 1)), right=right, close=1e-9)
+    yield Fact(
+        "losses of 4 x 1 x 1:", exercise.train((4, 1, 1)), right=right, close=1e-9
+    )

@@ -9,4 +9,6 @@ def check_14_1(exercise, rank, world_size):
     yield Fact("numbers that it sends in a step, at most:", most, most=1)
     total = [sum(column) for column in zip(*sent, rest.tolist())]
     yield Fact("sent and kept in 6 steps:", total, right=[48.0, -24.0, 12.0])
-    yield Fact("how far it ends from the best numbers:", exercise.train(300, rank), most=0.3)
+    yield Fact(
+        "how far it ends from the best numbers:", exercise.train(300, rank), most=0.3
+    )

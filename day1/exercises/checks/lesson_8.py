@@ -14,7 +14,9 @@ def check_8_1(exercise, rank, world_size):
     exercise.train(points, 0, 1)
     yield Fact("loss after the epoch", mse_loss(model(x), y).item(), most=1e-4)
     right = rates[-1] * (len(rates) - steps) / steps
-    yield Fact(f"with a global batch of {len(x) // steps} the rate is", rate, right=right)
+    yield Fact(
+        f"with a global batch of {len(x) // steps} the rate is", rate, right=right
+    )
 
 
 def check_8_3(exercise, rank, world_size):
@@ -34,10 +36,17 @@ def check_8_3(exercise, rank, world_size):
     yield Fact("result: the mean loss of all steps is", losses.mean())
     epochs = exercise.EPOCHS
     used = indices(calls)
-    yield Fact(f"work: steps of an epoch on {world_size} ranks:", len(steps) // epochs, "work")
+    yield Fact(
+        f"work: steps of an epoch on {world_size} ranks:", len(steps) // epochs, "work"
+    )
     used = {*chain(*gather(used[: len(used) // epochs]))}
     yield Fact("work: points in the first epoch:", len(used), "work")
     yield Fact("step: length of the first gradient:", steps[0][1], "step")
     yield Fact("step: learning rate:", steps[0][0], "step")
     mean = exercise.over_all_ranks(torch.tensor([1.0 + rank]), world_size)
-    yield Fact("report: losses 1, 2, 3, 4 of the ranks are reported as", mean, "report", right=2.5)
+    yield Fact(
+        "report: losses 1, 2, 3, 4 of the ranks are reported as",
+        mean,
+        "report",
+        right=2.5,
+    )

@@ -66,10 +66,16 @@ def check_6_4(exercise, rank, world_size):
     exercise.save(PATH, model, optimizer)
     dist.barrier()
     exercise.load(PATH, again, resumed)
-    yield Fact("with this check's model, after loading, weights", again, right=flat(model))
+    yield Fact(
+        "with this check's model, after loading, weights", again, right=flat(model)
+    )
     train(model, optimizer, batches[5:])
     train(again, resumed, batches[5:])
-    yield Fact("with this check's model, 5 steps after loading, weights", again, right=flat(model))
+    yield Fact(
+        "with this check's model, 5 steps after loading, weights",
+        again,
+        right=flat(model),
+    )
     losses = exercise.train(*exercise.begin(), 10)
     yield Fact("loss", losses[-1], most=losses[0])
 

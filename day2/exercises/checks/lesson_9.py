@@ -22,4 +22,6 @@ def check_9_2(exercise, rank, world_size):
     yield Fact("sum", value)
     groups = {options.get("group") for calls in collectives for _, options in calls}
     words = {within: "within", between: "between", None: "all"}
-    yield Fact("groups of its collectives:", " and ".join(sorted(words[x] for x in groups)))
+    yield Fact(
+        "groups of its collectives:", " and ".join(sorted(words[x] for x in groups))
+    )

@@ -25,7 +25,9 @@ def check_16_2(exercise, rank, world_size):
         yield Fact(f"{way}: output", results[0], "output", right=right[0])
         what = f"{way}: gradients of x, up, down"
         yield Fact(what, results[1:4], "backward", right=right[1:4])
-        yield Fact(f"{way}: gradients of the norm", results[4:], "norm", right=right[4:])
+        yield Fact(
+            f"{way}: gradients of the norm", results[4:], "norm", right=right[4:]
+        )
         # The norm keeps two more numbers for each position.
         what = f"{way}: bytes kept for each number of x:"
         yield Fact(what, kept, "bytes", most=most_kept + 0.1)
@@ -37,7 +39,10 @@ def check_16_2(exercise, rank, world_size):
 
 def check_16_3(exercise, rank, world_size):
     hidden, *others = exercise.make_data()
-    for logits, times in (("small", 1), ("large", 100)):  # above 88: their exp is infinite
+    for logits, times in (
+        ("small", 1),
+        ("large", 100),
+    ):  # above 88: their exp is infinite
         data = [hidden * times, *others]
         with Messages() as sent:
             loss, *mine, _ = exercise.run(exercise.loss_in_parts, *data)
@@ -52,9 +57,13 @@ def check_16_3(exercise, rank, world_size):
 
 def check_16_4(exercise, rank, world_size):
     model = exercise.make_model(together=True)
-    whole = sum(block.up.weight.numel() for block in exercise.make_model(together=False))
+    whole = sum(
+        block.up.weight.numel() for block in exercise.make_model(together=False)
+    )
     kept = sum(x.numel() for x in model.parameters() if x.dim() == 2)
-    yield Fact("numbers of matrices that it keeps:", kept, "keep", most=2 * whole // world_size)
+    yield Fact(
+        "numbers of matrices that it keeps:", kept, "keep", most=2 * whole // world_size
+    )
     messages = noted(dist, "all_reduce")
     losses = exercise.train(model, 20)
     # Out of each block, and of the second one's x in backward. Nobody needs the first one's.

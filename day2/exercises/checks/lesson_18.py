@@ -12,4 +12,6 @@ def check_18_1(exercise, rank, world_size):
         yield Fact(f"{way}, 8 ranks: bytes kept", exercise.kept(way, 96_000, 8), "kept")
         predicted = exercise.sent(way, exercise.NUMBERS, world_size, activations)
         yield Fact(f"{way}: bytes sent", predicted, "sent", right=messages.bytes)
-        yield Fact(f"{way}, 8 ranks: bytes sent", exercise.sent(way, 96_000, 8, 4096), "sent")
+        yield Fact(
+            f"{way}, 8 ranks: bytes sent", exercise.sent(way, 96_000, 8, 4096), "sent"
+        )

@@ -20,7 +20,10 @@ def check_13_1(exercise, rank, world_size):
 
 
 def check_13_2(exercise, rank, world_size):
-    for size in (0.5, 8.0):  # the lengths of the true gradients: longer ones than 1 are clipped
+    for size in (
+        0.5,
+        8.0,
+    ):  # the lengths of the true gradients: longer ones than 1 are clipped
         model = torch.nn.Linear(1, 1, bias=False)
         torch.nn.init.constant_(model.weight, size / 2)
         optimizer = SGD(model.parameters(), lr=1)
@@ -57,7 +60,9 @@ def check_13_4(exercise, rank, world_size):
         text = f"train/ and {part}/ with {len(classes)} classes:"
         if classes != others:
             refused = bool(error and "ValueError" in error)
-            yield Fact("ValueError if a class is missing, and another new:", refused, "missing")
+            yield Fact(
+                "ValueError if a class is missing, and another new:", refused, "missing"
+            )
             continue
         yield Fact(f"{text} loading ended with error:", error, "folder")
         if error:
@@ -75,6 +80,8 @@ def check_13_5(exercise, rank, world_size):
 
     trained = at_each_step(look)
     model = exercise.train(rank, world_size)
-    steps = [i for i, parts in enumerate(trained) if any(x is model[0].weight for x in parts)]
+    steps = [
+        i for i, parts in enumerate(trained) if any(x is model[0].weight for x in parts)
+    ]
     yield Fact("parameters", model)
     yield Fact("the first layer is trained in steps", steps)

@@ -45,12 +45,21 @@ def check_12_2(exercise, rank, world_size):
         for name in (0, 1, 3, exercise.NEW):
             _, losses, crews, _ = found.get(name, (None, [], [], None))
             key = "crews" if name != exercise.NEW else "agree"
-            right_crews = [[0, 1, 2, 3], [0, 1, 3], [0, 1, 3, 4]][2 * (name == exercise.NEW) :]
-            yield Fact(f"{how}: crews of member {name}:", str(crews), key, right=str(right_crews))
+            right_crews = [[0, 1, 2, 3], [0, 1, 3], [0, 1, 3, 4]][
+                2 * (name == exercise.NEW) :
+            ]
+            yield Fact(
+                f"{how}: crews of member {name}:",
+                str(crews),
+                key,
+                right=str(right_crews),
+            )
             what = f"{how}: losses of member {name}:"
             yield Fact(what, losses, "agree", right=right, close=1e-9)
         states = [state for state, *_ in found.values()]
         far = max([gap(state, states[0]) for state in states], default=math.inf)
-        yield Fact(f"{how}: what members have at the end differs by", far, "agree", most=0)
+        yield Fact(
+            f"{how}: what members have at the end differs by", far, "agree", most=0
+        )
         exercise.Crew.add_up = add_up_and_die
         exercise.Crew.die = lambda crew: crew.store.set("death", str(time.time()))

@@ -52,7 +52,9 @@ def check_10_3(exercise, rank, world_size):
     yield Fact(what, devices, "device")
     options = joined[-1] if joined else {}
     yield Fact("process groups joined:", len(joined), "join")
-    yield Fact("its rank in its group is", options.get("rank", rank), "join", right=rank)
+    yield Fact(
+        "its rank in its group is", options.get("rank", rank), "join", right=rank
+    )
     size = options.get("world_size", world_size)
     yield Fact("the size of its group is", size, "join", right=world_size)
     yield Fact("pick_backend() is asked:", bool(asked), "join")
@@ -74,4 +76,6 @@ def check_10_4(exercise, rank, world_size):
     counts = re.findall(r"nproc.per.node[= ](\d+)", words)
     yield Fact("ranks that they start:", sum(map(int, counts)), "tasks")
     places = re.findall(r"node.rank[= ](\d+)", words)  # a script may do without
-    yield Fact("node ranks that two of them have:", len(places) - len(set(places)), "meet")
+    yield Fact(
+        "node ranks that two of them have:", len(places) - len(set(places)), "meet"
+    )

@@ -16,7 +16,9 @@ def check_17_2(exercise, rank, world_size):
     stage = exercise.build_stage(rank)
     stage.register_forward_hook(note)
     losses = exercise.train(stage, x, x.flip(0), 10)
-    yield Fact("losses:", losses if rank == world_size - 1 else None)  # the others know none
+    yield Fact(
+        "losses:", losses if rank == world_size - 1 else None
+    )  # the others know none
     yield Fact("weights:", stage)
     # The last step only: before the first one, the library may try a stage out.
     most = max(accumulate(passes[-16:]), default=0)
@@ -37,10 +39,14 @@ def check_17_3(exercise, rank, world_size):
 def check_17_4(exercise, rank, world_size):
     schedule, idle = exercise.interleaved, 2 * world_size * (world_size - 1)
     most = (3 * world_size - 1) / 2
-    return run_schedule(exercise, schedule, (16, 8), most, idle, rank, world_size, each=2)
+    return run_schedule(
+        exercise, schedule, (16, 8), most, idle, rank, world_size, each=2
+    )
 
 
-def run_schedule(exercise, schedule, numbers, most, most_idle, rank, world_size, each=1):
+def run_schedule(
+    exercise, schedule, numbers, most, most_idle, rank, world_size, each=1
+):
     """The idle slots, micro-batches that are held, and gradients beside one process.
 
     numbers: of micro-batches. most: how many of them it may hold. each: stages on a rank.
