@@ -286,7 +286,8 @@ def main():
     found += left_behind(read_lessons())
     everywhere = ("day*/**/*.py", "day*/**/*.md", "slides/*.md")
     for file in itertools.chain(*map(ROOT.glob, everywhere)):
-        found += [(file.relative_to(ROOT), words) for words in of_code(file)]
+        if file.parent.name != "checks":  # nobody copies them, and they have a limit of their own
+            found += [(file.relative_to(ROOT), words) for words in of_code(file)]
     for file, words in found:
         print(f"{file}: {words}")
     return 1 if found else 0

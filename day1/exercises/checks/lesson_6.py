@@ -56,7 +56,7 @@ def check_6_2(exercise, rank, world_size):
 
 
 def check_6_4(exercise, rank, world_size):
-    """Model, optimizer and training are the check's own: save() and load() must be complete."""
+    """All but save() and load() is the check's own, so these must be complete."""
     model = DistributedDataParallel(torch.nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.95)
     again = DistributedDataParallel(torch.nn.Linear(1, 1))

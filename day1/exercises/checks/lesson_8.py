@@ -22,7 +22,8 @@ def check_8_1(exercise, rank, world_size):
 def check_8_3(exercise, rank, world_size):
     """The result of train(), then its points, its first step and its report.
 
-    It's a capstone, so the result comes first: as long as it's wrong, a learner sees only that.
+    It's a capstone, so the result comes first: as long as it's wrong, a learner sees
+    only that.
     """
     points = exercise.make_points()
     calls = noted(type(points), "__getitem__")

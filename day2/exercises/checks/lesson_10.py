@@ -16,7 +16,7 @@ def check_10_1(exercise, rank, world_size):
 
 
 def evaluate(exercise, labels, rank, world_size):
-    """Evaluate a model that says 0 to all images, and count those that this rank has looked at."""
+    """Evaluate a model that says 0 to all images; count those it was given here."""
     model = torch.nn.Identity()
     calls = noted(model, "forward")
     count = len(labels)

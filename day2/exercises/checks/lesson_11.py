@@ -71,7 +71,8 @@ def check_11_3(exercise, rank, world_size):
 def check_11_4(exercise, rank, world_size):
     """Which images of train() come again: within a rank, between ranks, between epochs.
 
-    It's a capstone, so the result comes first: as long as it's wrong, a learner sees only that.
+    It's a capstone, so the result comes first: as long as it's wrong, a learner sees
+    only that.
     """
     os.environ.update(LOCAL_RANK=str(rank % 2), LOCAL_WORLD_SIZE="2")
     firsts, seconds = zip(*gather(exercise.train()[1]))

@@ -39,7 +39,7 @@ def check_15_3(exercise, rank, world_size):
 
 
 def most_pieces_held(function, query, key, value, pieces):
-    """Call the function. Return its result, and how many of the pieces it held at a time.
+    """Call the function. Return its result, and how many pieces it held at a time.
 
     After each operation, see which pieces are in the tensors that exist.
     """

@@ -50,7 +50,7 @@ def check_16_3(exercise, rank, world_size):
         key = "loss" if math.isfinite(loss) else "large"
         yield Fact(f"{logits} logits: loss", loss, key, right=right_loss)
         yield Fact(f"{logits} logits: gradients", mine, key, right=right)
-    # A number a position in each of three messages, and in backward the gradient of hidden.
+    # A number a position in each of three messages; in backward hidden's gradient.
     most = 2 * (1 - 1 / world_size) * 4 * (3 * len(hidden) + hidden.numel())
     yield Fact("bytes sent:", sent.bytes, "bytes", most=most)
 
@@ -66,7 +66,7 @@ def check_16_4(exercise, rank, world_size):
     )
     messages = noted(dist, "all_reduce")
     losses = exercise.train(model, 20)
-    # Out of each block, and of the second one's x in backward. Nobody needs the first one's.
+    # Out of each block, and the second one's x in backward; nobody needs the first's.
     sent = sum(x[0].numel() for x, _ in messages)
     right = exercise.train(exercise.make_model(together=False), 20)
     yield Fact("losses:", losses, "losses", right=right, close=1e-4)

@@ -49,7 +49,7 @@ def run_schedule(
 ):
     """The idle slots, micro-batches that are held, and gradients beside one process.
 
-    numbers: of micro-batches. most: how many of them it may hold. each: stages on a rank.
+    numbers: of micro-batches. most: how many it may hold. each: stages on a rank.
     """
     x = torch.linspace(-1, 1, 1280).reshape(80, 16)
     y = x.flip(0)

@@ -2,7 +2,7 @@ from exercises.common import Fact, Messages
 
 
 def check_18_1(exercise, rank, world_size):
-    """What is predicted, beside what is counted here and beside the solution's formulas."""
+    """What is predicted, beside what is counted here and the solution's formulas."""
     activations = exercise.ROWS * exercise.WIDTH
     for way in exercise.WAYS:
         with Messages() as messages:

@@ -34,7 +34,7 @@ def check_21_1(exercise, rank, world_size):
 
 
 def check_21_2(exercise, rank, world_size):
-    """As in 11.4, the result comes first: as long as it's wrong, a learner sees only that."""
+    """As in 11.4 the result comes first: while it's wrong, a learner sees only that."""
     right = exercise.train_whole()
     layouts = {"tensor": (2, 1, 2), "context": (1, 4, 1), "data and context": (2, 2, 1)}
     off = {what: gap(exercise.train(sizes), right) for what, sizes in layouts.items()}
