@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 
 import processes
 import pytest
@@ -82,94 +83,27 @@ def test_python_starts_the_ranks(tmp_path):
     assert re.findall(r"^epoch (\d)", output, re.M) == [*"01234"]
 
 
-# What somebody may write: (exercise, a text of its solution, instead, what the check says of it, or
-# passes). With "as given" it's a text of the exercise. What says not finished gets 4 seconds.
-BROADCAST = "    [dist.broadcast(x.data, 0) for x in model.parameters()]\n    return model\n"
-LISTS = "batch_size=None, sampler=torch.utils.data.BatchSampler(sampler, 8, False)"
-SPLIT = "torch.arange(len(images)).tensor_split(world_size)[rank]"
-TRAIN = "    train(model, optimizer, 10)\n    model.module.load"
-WRITTEN = [
-    # Errors
-    ("0.1", "dist.all_reduce(", "raise ValueError('ouch')  #", r"line \d+: ValueError: ouch"),
-    ("7.1", "begin = time", "exit(3)  #", r"line \d+: SystemExit: 3"),
-    ("2.1", "def train_one_epoch(", "def f(", "the file has no train_one_epoch"),
-    ("4.4", "generator = torch", "os._exit(0)  #", "the process ended without a message"),
-    ("9.2", "make_groups(per_node):", "make_groups(", r"line \d+: SyntaxError"),
-    ("0.1", "dist.all_r", "dist.get_rank() == 1 or dist.all_r", r"not finished \(limit"),
-    # What looks right
-    ("4.3", "manual_seed(rank)", "manual_seed(1)", "ranks that have its noise: 4"),
-    ("4.3 as given", "    return model\n", BROADCAST, "the most by which parameters differ"),
-    ("4.4", "order[rank::", "torch.arange(count)[rank::", "epoch 0 is in order: True"),
-    ("4.5", "sampler.set_epoch(epoch)", "pass", "the order of epoch 1 is that of epoch 0: True"),
-    ("6.2", "if dist.get_rank() == 0:  # all", "if True:  #", "times that .* written: 4 "),
-    ("6.2", "dist.barrier()  # nobody", "pass  #", "reading the file ended with .*Error"),
-    ("6.4 as given", "momentum=0.9", "momentum=0", "with this check's model, 5 steps after"),
-    ("6.4 as given", "    model.module.load", TRAIN, "with this check's model, 5 steps after"),
-    ("8.3", "return losses / world_size", "return losses", "report: .* are reported as 10"),
-    ("9.1", "if dist.get_rank(within) == 0:", "if True:", "ranks of node 0 that have read .*: 2"),
-    ("15.4", "scores.amax(1, keepdim=True)", "torch.zeros(1)", "large scores: nan, "),
-    ("16.2", "= all_reduce(parameter.grad)", "= parameter.grad", "sequence: gradients of the norm"),
-    (
-        "16.2",
-        "reduce_scatter(x @ weight.T)",
-        "own_part(all_reduce(x @ weight.T), 0)",
-        ".*bytes sent",
-    ),
-    ("16.3", "detach().amax(1)", "detach().amax(1) * 0", r"large logits: loss (inf|nan)"),
-    ("16.3", "logits.detach().amax(1)", "Gather.apply(logits.detach()).amax(1)", "bytes sent"),
-    ("6.1", "async_op=True)", "async_op=True)\n        message.wait()", "messages in .* most: 1 "),
-    ("12.2", "crew.form(crew.size - 1)", "os._exit(0)", r"killed: crews of member 0: \[\]"),
-    ("16.4", "self.weight)) + self.bias", "self.weight, self.bias))", "losses: .* off by"),
-    ("17.1", "min(ranks - 1 - rank,", "min(ranks - rank,", r"of 8 .* at most 2 \(limit 1"),
-    ("21.1", "if x is not expert.down_bias else TENSOR", "", "spread: norm .* off by"),
-    ("21.2", "if x.cut is None else 1", "", "tensor: losses differ from one process's by"),
-    # What hides the fault, but isn't the exercise any more.
-    full("4.1", "x[rank::world_size], y[rank::world_size]", "x, y", "points that .* 64 "),
-    full("11.4", "WORKERS = 2", "WORKERS = 1", "workers of a rank: 1 "),
-    full("13.5", "model[0].requires_grad_(False)", "pass", r"the first layer .* 0, 1, "),
-    # What looks unusual, and is right
-    ("4.4", "order[rank::world_size]", "order.chunk(world_size)[rank]", "passes"),
-    ("4.5", "batch_size=batch_size, sampler=sampler", LISTS, "passes"),
-    ("8.3", "batch_size=BATCH_SIZE, sampler=sampler", LISTS.replace("8", "BATCH_SIZE"), "passes"),
-    ("10.1", "list(range(rank, len(images), world_size))", SPLIT, "passes"),
-    full(
-        "12.2",
-        "torch.arange(BATCH).tensor_split(size)[rank]",
-        "torch.arange(rank, BATCH, size)",
-        "passes",
-    ),
-    full(
-        "16.4", "weight)) + self.bias", "weight, None if dist.get_rank() else self.bias))", "passes"
-    ),
-    full(
-        "17.1", "    return todo\n\n\ndef build", "    return tuple(todo)\n\n\ndef build", "passes"
-    ),
-    full("21.1", "argsort(stable=True)", "sort()[1]", "passes"),
-    full(
-        "21.2",
-        "self.replicas.at // self.",
-        "dist.get_rank() // self.tensor.size // self.",
-        "passes",
-    ),
-    full(
-        "15.8", "orthogonal(momentum.full_tensor())", "orthogonal(momentum).full_tensor()", "passes"
-    ),
+# What somebody may write: checks/answers.toml of each day. What says not finished gets 4 seconds.
+ANSWERS = [
+    full(answer) if answer.get("full") else answer
+    for file in sorted(ROOT.glob("day*/exercises/checks/answers.toml"))
+    for answer in tomllib.loads(file.read_text())["answer"]
 ]
 
 
-@pytest.mark.parametrize(("exercise_id", "text", "instead", "message"), WRITTEN)
-def test_what_somebody_may_write_is_judged(exercise_id, text, instead, message, tmp_path):
-    exercise_id, _, given = exercise_id.partition(" ")
-    source = file_of(exercise_id, solution=not given).read_text()
-    assert source.count(text) == 1
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer["exercise"])
+def test_what_somebody_may_write_is_judged(answer, tmp_path):
+    says = answer["says"]
+    source = file_of(answer["exercise"], solution="given" not in answer).read_text()
+    assert source.count(answer["text"]) == 1
     file = tmp_path / "written.py"
-    file.write_text(source.replace(text, instead))
-    limit = 4 if "not finished" in message else LIMIT
-    wrong = wrong_lines(run_check(EXERCISES[exercise_id], file, limit))
-    if message == "passes":
+    file.write_text(source.replace(answer["text"], answer["instead"]))
+    limit = 4 if "not finished" in says else LIMIT
+    wrong = wrong_lines(run_check(EXERCISES[answer["exercise"]], file, limit))
+    if says == "passes":
         assert not wrong
     else:
-        assert any(re.match(f"ranks? [\\d, ]+: {message}", line) for line in wrong), wrong
+        assert any(re.match(f"ranks? [\\d, ]+: {says}", line) for line in wrong), wrong
 
 
 # check.py, used well and badly
