@@ -5,10 +5,9 @@ the texts in a micro-batch, which a tensor group has together.
 
 Sources: operations, Narayanan and others (arXiv 2104.04473); what a layer keeps and sends with
 tensor and sequence parallel, Korthikanti and others (arXiv 2205.05198); FSDP's three messages, ZeRO
-(arXiv 1910.02054). scripts/count_step.py counts the same in PyTorch itself.
+(arXiv 1910.02054). day2/count_step.py counts the same in PyTorch itself.
 """
 
-import math
 from typing import NamedTuple
 
 
@@ -44,26 +43,6 @@ class Model(NamedTuple):
     def parameters(self):
         norms = (2 * self.layers + 1) * self.width
         return self.layers * self.layer + self.ends + norms
-
-
-MODELS = {
-    "7B": Model(32, 4096, 32, 32, 11008, 32000),  # Llama 2
-    "8B": Model(32, 4096, 32, 8, 14336, 128256),  # Llama 3
-    "70B": Model(80, 8192, 64, 8, 28672, 128256),
-}
-
-
-class Layout(NamedTuple):
-    """How many ranks share what. FSDP divides by shards x context, HSDP has replicas of that."""
-
-    replicas: int = 1
-    shards: int = 1
-    context: int = 1
-    tensor: int = 1
-
-    @property
-    def ranks(self):
-        return math.prod(self)
 
 
 def operations(parameters, layers, width, length, again=False):

@@ -110,8 +110,6 @@ BAD = [
     ("compare_losses", "a b --limit nan"),
     ("predict_step", "--parameters 25e6 --samples 64 --step-ms nan"),
     ("predict_step", "--parameters 1e300 --samples 64 --step-ms 100"),
-    ("count_step", "8B --tensor 3"),
-    ("count_step", "8B --shards -1"),
 ]
 
 

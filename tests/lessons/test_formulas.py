@@ -3,22 +3,23 @@
 import json
 import re
 
-import count_step
 import pytest
-from formulas import MODELS, Layout, Model, holds, sends
+from catalog import load
+from formulas import Model, holds, sends
 from support.forked_ranks import run_ranks
 from support.run import ROOT
 
-pytest.importorskip("torch", minversion=count_step.MADE_FOR, reason="counts in torch 2.15")
+pytest.importorskip("torch", minversion="2.15", reason="what counts was made for torch 2.15")
+COUNT = load("day2/count_step.py")
+Layout = COUNT.Layout
 SMALL = Model(3, 64, 8, 4, 256, 512)
 # On each of four real ranks, with gloo; {} is a layout.
 REAL = """
 import json, sys
 from contextlib import nullcontext
-sys.path.insert(0, {scripts!r})
+sys.path.insert(0, {folder!r})
 import torch.distributed as dist
-from counting import count
-from formulas import Layout, Model
+from count_step import Layout, Model, count
 dist.init_process_group("gloo")
 found, peak = count(Model(*{model}), Layout(*{layout}), {tokens}, {again}, nullcontext())
 if dist.get_rank() == 0:
@@ -36,13 +37,11 @@ LAYOUTS = [
 @pytest.mark.parametrize(("layout", "again"), LAYOUTS)
 def test_fake_ranks_count_what_real_ones_do(layout, again, tmp_path):
     script = tmp_path / "real.py"
-    known = {"model": tuple(SMALL), "layout": tuple(layout), "tokens": 32, "again": again}
-    script.write_text(REAL.format(scripts=str(ROOT / "scripts"), **known))
+    known = {"model": tuple(SMALL[:6]), "layout": tuple(layout), "tokens": 32, "again": again}
+    script.write_text(REAL.format(folder=str(ROOT / "day2"), **known))
     status, output = run_ranks(4, script, cwd=tmp_path)
     assert status == 0, output
-    from counting import count_on_fake_ranks
-
-    fake, most = count_on_fake_ranks(SMALL, layout, 32, again)
+    fake, most = COUNT.count_on_fake_ranks(SMALL, layout, 32, again)
     messages, sent, peak = json.loads(output.splitlines()[-1])
     print(messages, sent, peak, most)
     assert (messages, sent) == (fake.messages, fake.sent)
@@ -58,6 +57,14 @@ def test_the_table_is_of_today_s_formulas():
     assert len(rows) == 6
     for name, tokens, again, sizes, cells in rows:
         layout = Layout(**{way: int(size) for way, size in map(str.split, sizes.split(" x "))})
-        case = MODELS[name], layout, int(tokens.replace(",", "")), bool(again)
+        case = Model(*COUNT.MODELS[name]), layout, int(tokens.replace(",", "")), bool(again)
         formulas = [*sends(*case).values(), sum(holds(*case).values())]
         assert re.findall(r"/ ([\d.]+)", cells) == [f"{x / 1e9:.1f}" for x in formulas if x]
+
+
+@pytest.mark.parametrize("wrong", ["--tensor 3", "--shards -1"])
+def test_a_layout_that_cannot_be_gets_one_sentence(wrong, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["count_step.py", "8B", *wrong.split()])
+    with pytest.raises(SystemExit, match="2"):
+        COUNT.main()
+    assert "count_step.py: error: " in capsys.readouterr().err.splitlines()[-1]

@@ -1,11 +1,21 @@
-"""Count what a rank sends and holds: a Llama, divided by PyTorch, and a mode that sees messages.
+"""Count what one rank of many sends and holds in a step, without ranks and memory.
 
-Some of what it imports is no public interface; count_step.py says for which torch it was made.
+Run: python day2/count_step.py 70B --shards 128 --tensor 8 --tokens 8192
+
+PyTorch's own fully_shard and parallelize_module divide a Llama of this size, with
+sequence parallel and a divided loss. Tensors have a shape and no memory, and messages
+go nowhere, so one process can be rank 0 of thousands. Context ranks gather keys and
+values, as Llama 3's do. Printed are GB: the table on lesson 21's page has them beside
+CHOOSE's formulas. Put your own model in the place of Llama to count that.
 """
 
+import argparse
 import gc
+import math
+import sys
 from collections import Counter
 from functools import partial
+from typing import NamedTuple
 from unittest import mock
 
 import torch
@@ -13,17 +23,54 @@ import torch.distributed as dist
 import torch.distributed.tensor.parallel as tp
 import torch.nn.functional as F
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed._functional_collectives import all_gather_single_autograd
-from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor._sharding_prop import ShardingPropagator
-from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
+
+MADE_FOR = "2.15"
+try:  # no public interface
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed._functional_collectives import all_gather_single_autograd
+    from torch.distributed._tools.mem_tracker import MemTracker
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+    from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+except ImportError as moved:
+    sys.exit(
+        f"This was made for torch {MADE_FOR}, not for {torch.__version__}: {moved}"
+    )
+
+
+class Model(NamedTuple):
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    mlp: int  # numbers between an MLP's matrices
+    vocabulary: int
+
+
+MODELS = {
+    "7B": Model(32, 4096, 32, 32, 11008, 32000),  # Llama 2
+    "8B": Model(32, 4096, 32, 8, 14336, 128256),  # Llama 3
+    "70B": Model(80, 8192, 64, 8, 28672, 128256),
+}
+
+
+class Layout(NamedTuple):
+    """Ranks that share what. FSDP divides by shards x context; HSDP has replicas."""
+
+    replicas: int = 1
+    shards: int = 1
+    context: int = 1
+    tensor: int = 1
+
+    @property
+    def ranks(self):
+        return math.prod(self)
+
 
 # In the place of RMSNorm, which is one kernel on GPUs only: it keeps the same.
 Norm = partial(nn.LayerNorm, bias=False)
@@ -31,7 +78,7 @@ Linear = partial(nn.Linear, bias=False)
 
 
 class Layer(nn.Module):
-    """Grouped queries and SwiGLU. RoPE is left out: it neither sends nor keeps anything."""
+    """Grouped queries and SwiGLU. RoPE is left out: it sends and keeps nothing."""
 
     def __init__(self, model, context, again):
         super().__init__()
@@ -39,7 +86,9 @@ class Layer(nn.Module):
         self.context = context  # the group among which a text is divided
         self.norm1, self.norm2 = (Norm(model.width) for _ in range(2))
         self.query, self.out = (Linear(model.width, model.width) for _ in range(2))
-        self.key, self.value = (Linear(model.width, model.kv_heads * self.size) for _ in range(2))
+        self.key, self.value = (
+            Linear(model.width, model.kv_heads * self.size) for _ in range(2)
+        )
         self.gate, self.up = (Linear(model.width, model.mlp) for _ in range(2))
         self.down = Linear(model.mlp, model.width)
         if again:
@@ -48,10 +97,14 @@ class Layer(nn.Module):
     def forward(self, x):
         y = self.norm1(x)
         parts = self.query(y), self.key(y), self.value(y)
-        query, *others = (y.unflatten(-1, (-1, self.size)).transpose(1, 2) for y in parts)
+        query, *others = (
+            y.unflatten(-1, (-1, self.size)).transpose(1, 2) for y in parts
+        )
         if self.context.size() > 1:
             others = [all_gather_single_autograd(y, 2, self.context) for y in others]
-        y = F.scaled_dot_product_attention(query, *others, is_causal=True, enable_gqa=True)
+        y = F.scaled_dot_product_attention(
+            query, *others, is_causal=True, enable_gqa=True
+        )
         x = x + self.out(y.transpose(1, 2).flatten(2))
         y = self.norm2(x)
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
@@ -61,7 +114,9 @@ class Llama(nn.Module):
     def __init__(self, model, context, again):
         super().__init__()
         self.tokens = nn.Embedding(model.vocabulary, model.width)
-        self.layers = nn.Sequential(*(Layer(model, context, again) for _ in range(model.layers)))
+        self.layers = nn.Sequential(
+            *(Layer(model, context, again) for _ in range(model.layers))
+        )
         self.norm = Norm(model.width)
         self.logits = Linear(model.width, model.vocabulary)
 
@@ -92,11 +147,13 @@ def divide(model, mesh):
 
 
 class Messages(TorchDispatchMode):
-    """Count messages and the bytes that a ring sends, by the way that a group belongs to."""
+    """Count messages, and the bytes that a ring sends, by the way that a group is of."""
 
     def __init__(self, groups):
         super().__init__()
-        self.groups = {group.group_name: (way, group.size()) for way, group in groups.items()}
+        self.groups = {
+            group.group_name: (way, group.size()) for way, group in groups.items()
+        }
         self.messages, self.sent = Counter(), Counter()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -114,20 +171,22 @@ class Messages(TorchDispatchMode):
         return out
 
     def group(self, x):
-        """Return (way, ranks) if an argument of an operation is a group, or its name."""
+        """Return (way, ranks) if an operation's argument is a group, or its name."""
         if isinstance(x, torch.ScriptObject):
             x = dist.ProcessGroup.unbox(x).group_name
         return self.groups.get(x) if isinstance(x, str) else None
 
 
 def count(model, layout, tokens, again, mode):
-    """Return the Messages of a step on this rank, and the most bytes that it holds at a time.
+    """Return the Messages of a step on this rank, and the most bytes that it holds.
 
     Every rank of the default group must call this.
     """
     replicas, shards, context, tensor = layout
     names = "replicas", "FSDP", "tensor"
-    mesh = init_device_mesh("cpu", (replicas, shards * context, tensor), mesh_dim_names=names)
+    mesh = init_device_mesh(
+        "cpu", (replicas, shards * context, tensor), mesh_dim_names=names
+    )
     sizes = replicas * shards, context, tensor
     texts = init_device_mesh("cpu", sizes, mesh_dim_names=("data", "context", "same"))
     groups = {name: mesh.get_group(name) for name in names}
@@ -137,7 +196,9 @@ def count(model, layout, tokens, again, mode):
     divide(net, mesh)  # looks into the mesh, which is real
     with mode:
         optimizer = torch.optim.AdamW(net.parameters(), fused=True)
-        take_step(net, optimizer, model.vocabulary, tokens)  # from now on, Adam has states
+        take_step(
+            net, optimizer, model.vocabulary, tokens
+        )  # from now on, Adam has states
     gc.collect()
     messages, memory = Messages(groups), MemTracker()
     memory.track_external(net, optimizer)
@@ -165,9 +226,50 @@ def take_step(net, optimizer, vocabulary, tokens):
 
 
 def count_on_fake_ranks(model, layout, tokens, again):
-    """Return rank 0's count, with tensors that have no memory and messages that go nowhere."""
+    """Return rank 0's count: tensors have no memory, and messages go nowhere."""
     dist.init_process_group("fake", rank=0, world_size=layout.ranks, store=FakeStore())
     try:
-        return count(model, layout, tokens, again, FakeTensorMode(allow_non_fake_inputs=True))
+        return count(
+            model, layout, tokens, again, FakeTensorMode(allow_non_fake_inputs=True)
+        )
     finally:
         dist.destroy_process_group()
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("model", choices=MODELS)
+    for way in Layout._fields:
+        add(f"--{way}", type=int, default=1, help=f"{way} (1)")
+    add(
+        "--tokens", type=int, default=4096, help="of a rank's piece of the texts (4096)"
+    )
+    add("--checkpointing", action="store_true", help="keep only what goes into a layer")
+    args = parser.parse_args()
+    model = MODELS[args.model]
+    layout = Layout(*(getattr(args, way) for way in Layout._fields))
+    if min(*layout, args.tokens) < 1 or layout.ranks > 2**16 or args.tokens > 2**24:
+        parser.error("every number must be at least 1, with at most 65,536 ranks")
+    if model.kv_heads % args.tensor or args.tokens % args.tensor:
+        parser.error("--tensor must divide the tokens, and the key and value heads")
+    try:
+        found, peak = count_on_fake_ranks(
+            model, layout, args.tokens, args.checkpointing
+        )
+    except (AttributeError, TypeError, NotImplementedError, StopIteration) as error:
+        differs = f"in this one, {torch.__version__}, something has moved: {error!r}"
+        sys.exit(f"This was made for torch {MADE_FOR}, and {differs}")
+    sizes = " x ".join(f"{way} {n}" for way, n in layout._asdict().items() if n > 1)
+    print(f"{layout.ranks:,} ranks: {sizes}; GB of rank 0 in a micro-batch and a step")
+    for way, size in found.sent.items():
+        if size:
+            number = found.messages[way]
+            print(f"sent, {way}: {size / 1e9:.1f} in {number:,} messages")
+    print(f"held at most: {peak / 1e9:.1f}")
+
+
+if __name__ == "__main__":
+    main()
