@@ -85,6 +85,7 @@ def test_one_bit_and_one_number_of_many_are_noticed():
         other.view(torch.uint8)[-1, 0] = 1
         assert page["fingerprint"](tensor) != page["fingerprint"](other)
     assert page["fingerprint"](torch.arange(6)[1::2]) == page["fingerprint"](torch.arange(1, 6, 2))
+    assert page["fingerprint"](torch.arange(6)) != page["fingerprint"](torch.arange(6).flip(0))
     seen = []
     page["check_ranks"] = lambda *given: seen.append(given[-1][0][1].tolist())
     for middle in (0, 1e-6):
