@@ -147,7 +147,7 @@ def divide(model, mesh):
 
 
 class Messages(TorchDispatchMode):
-    """Count messages, and the bytes that a ring sends, by the way that a group is of."""
+    """Count messages, and the bytes that a ring sends, by the way of their groups."""
 
     def __init__(self, groups):
         super().__init__()
