@@ -38,9 +38,11 @@ CLOCK = (
     # Ranks that wait 6 s for others; exercises and lessons that are stopped after 4 s.
     "test_a_stopped_rank_is_seen_by_the_timeout",
     "test_no_rank_waits_for_a_data_worker_for_ever",
-    "test_a_wrong_solution_gets_a_plain_line",
+    "test_what_somebody_may_write_is_judged",
     "test_a_check_that_is_stopped_leaves_no_process",
     "test_every_way_to_end_has_its_verdict",
+    # A training that was killed starts again, and reads its data, within the limits of the lesson.
+    "test_killed_it_resumes",
     # The doctor gives the ranks 20 s to meet, and to import the packages.
     "test_all_is_well_on_simulated_nodes",
     "test_what_is_wrong_is_said_all_at_once",
