@@ -110,6 +110,8 @@ def log(trainer, step, values, title=""):
     if trainer.rank == 0:
         for name, value in values.items():
             trainer.board.add_scalar(name, value, step)
+        if title:
+            trainer.board.flush()
     if title:
         show(", ".join([title, *(f"{name} {x:.4g}" for name, x in values.items())]))
 
@@ -280,8 +282,9 @@ class Trainer:
             shutil.rmtree(folder, ignore_errors=True)  # one that could not be read
             new.rename(folder)  # only now it counts
             older = sorted(folder.parent.glob("step-*[0-9]"))
-            for path in older[: max(0, older.index(folder) - 1)]:  # keep one
+            for path in older[: max(0, older.index(folder) - 1)]:  # keep two
                 shutil.rmtree(path, ignore_errors=True)
+        dist.barrier(group=self.disk_group)
         show(f"saved: {folder}")
 
     def resume(self):
@@ -583,7 +586,7 @@ if __name__ == "__main__":
         if os.environ["RANK"] != "0" or "by peer" in str(error):
             time.sleep(3)  # the rank with the cause says it first, and ends the job
         if isinstance(error, (Problem, OSError, dcp.CheckpointException)):
-            print(str(error).strip().splitlines()[-1], file=sys.stderr, flush=True)
+            print(str(error).strip().rpartition("\n")[2], file=sys.stderr, flush=True)
         else:
             traceback.print_exception(error)
     # Python would wait for data workers, perhaps for ever.
