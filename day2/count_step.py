@@ -26,21 +26,20 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 MADE_FOR = "2.15"
+moved = None
 try:  # no public interface
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._functional_collectives import all_gather_single_autograd
     from torch.distributed._tools.mem_tracker import MemTracker
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
     from torch.testing._internal.distributed.fake_pg import FakeStore
-    from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-except ImportError as moved:
-    sys.exit(
-        f"This was made for torch {MADE_FOR}, not for {torch.__version__}: {moved}"
-    )
+except ImportError as error:
+    moved = error
 
 
 class Model(NamedTuple):
@@ -256,10 +255,18 @@ def main():
     if model.kv_heads % args.tensor or args.tokens % args.tensor:
         parser.error("--tensor must divide the tokens, and the key and value heads")
     try:
+        if moved:
+            raise moved
         found, peak = count_on_fake_ranks(
             model, layout, args.tokens, args.checkpointing
         )
-    except (AttributeError, TypeError, NotImplementedError, StopIteration) as error:
+    except (
+        ImportError,
+        AttributeError,
+        TypeError,
+        NotImplementedError,
+        StopIteration,
+    ) as error:
         differs = f"in this one, {torch.__version__}, something has moved: {error!r}"
         sys.exit(f"This was made for torch {MADE_FOR}, and {differs}")
     sizes = " x ".join(f"{way} {n}" for way, n in layout._asdict().items() if n > 1)
