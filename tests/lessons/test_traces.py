@@ -7,7 +7,7 @@ from urllib.request import urlopen
 
 import pytest
 from support.forked_ranks import run_ranks
-from support.run import LESSONS, ROOT, open_in_browser, output_of, require_browser, server
+from support.run import LESSONS, ROOT, output_of, server
 
 pytest.importorskip("viztracer")
 VIEWER = [sys.executable, str(ROOT / "scripts" / "view_traces.py")]
@@ -75,19 +75,3 @@ def test_what_cannot_be_shown_gets_one_sentence(content, folder, message, tmp_pa
     assert done.returncode == 1
     assert done.stderr.startswith(message)
     assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.full
-def test_perfetto_asks_for_the_traces_and_asks_nobody_else(tmp_path):
-    require_browser()
-    write_trace(tmp_path, 0, [event("step", 1, 1, 0)])
-    log = tmp_path / "network.json"
-    with server(*VIEWER, tmp_path, "--no-browser", cwd=tmp_path) as url:
-        open_in_browser(url, tmp_path / "browser", f"--log-net-log={log}")
-    asked_for = {
-        str(entry["params"]["url"])
-        for entry in json.loads(log.read_text())["events"]
-        if str(entry.get("params", {}).get("initiator")).startswith(url.rstrip("/"))
-    }
-    assert f"{url}traces.json" in asked_for
-    assert all(other.startswith(url) for other in asked_for), asked_for

@@ -182,33 +182,16 @@ os._exit(75 if told else 0)
 """
 
 
-def script_of_the_page(word):
-    """Return the script that holds a word."""
-    page = (ROOT / "day2" / "BATCH.md").read_text()
-    scripts = re.findall(r"^```sh\n(.*?)^```$", page, re.M | re.S)
-    return next(script for script in scripts if word in script)
-
-
 @pytest.mark.full
 def test_the_job_script_of_the_page_resumes(slurm, tmp_path):
     """Here Slurm's own signal, without B:, reaches Python."""
-    (tmp_path / "job.sh").write_text(script_of_the_page("train.py"))
+    page = (ROOT / "day2" / "BATCH.md").read_text()
+    scripts = re.findall(r"^```sh\n(.*?)^```$", page, re.M | re.S)
+    (script,) = [script for script in scripts if "train.py" in script]
+    (tmp_path / "job.sh").write_text(script)
     (tmp_path / "train.py").write_text(WAITS)
     job = BatchJob(slurm, "job.sh", cwd=tmp_path, log="slurm-{}.out")
     job.wait_for("^restarts: 0, rank . of 8", times=8)
     job.run("scancel", "--signal=USR1", job.number)
     job.wait_for("^restarts: 1, rank . of 8", times=8)
     assert job.wait() == "COMPLETED"
-
-
-@pytest.mark.full
-def test_the_job_array_of_the_page_runs_lesson_8_with_several_rates(slurm, tmp_path):
-    (tmp_path / "sweep.sh").write_text(script_of_the_page("--array"))
-    for name in ("day1", "data"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    BatchJob(slurm, "--array=1,3", "sweep.sh", 2, "--images", 320, cwd=tmp_path)
-    assert wait_for(lambda: not slurm.run("squeue", "--noheader", cwd=tmp_path).stdout, 200)
-    logs = "".join(log.read_text() for log in tmp_path.glob("slurm-*.out"))
-    for rate in ("0.00125", "0.005"):
-        assert f"alone: global batch 8, learning rate {rate}, mean loss " in logs
-        assert (tmp_path / "runs" / "sweep" / f"lr-{rate}" / "runs").is_dir()

@@ -6,16 +6,13 @@ The variables stand in dictionaries here; tests/slurm/test_launcher_on_slurm.py 
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 
 import processes
 import pytest
 from launcher import rank, rendezvous, slurm, srun_options
-from support.run import BEGIN, FAST, IMPORT, LAUNCHER, ROOT, launch, wait_for, wait_without_trouble
-
-FIRST = "launcher: 1700000002.250000 rank 5 on node2 ended with signal KILL"
+from support.run import BEGIN, FAST, LAUNCHER, ROOT, launch, wait_for, wait_without_trouble
 
 
 def test_gpus_are_counted_where_slurm_only_lists_them():
@@ -99,14 +96,6 @@ def test_a_node_is_reached_through_its_fast_network(
     assert rendezvous.address_and_interface("node1") == expected
 
 
-@pytest.mark.parametrize(("interface", "cards"), [("hsn0", "hsn"), ("eth0", "eth0")])
-def test_nccl_is_told_the_beginning_of_the_names_of_all_fast_cards(interface, cards, monkeypatch):
-    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        monkeypatch.delenv(name, raising=False)
-    expected = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": cards}
-    assert rendezvous.interface_variables(interface) == expected
-
-
 @pytest.fixture
 def fake_command(tmp_path, monkeypatch):
     """A function that writes a program into the first folder of PATH."""
@@ -147,17 +136,3 @@ def test_on_several_nodes_an_address_of_this_machine_is_refused(monkeypatch):
     monkeypatch.setattr(subprocess, "check_output", lambda *_: b"node1 node2")
     with pytest.raises(SystemExit, match="where each node finds only itself: unset MASTER_ADDR"):
         slurm.nodes_of_job()
-
-
-def test_an_srun_that_waits_for_a_lost_node_is_killed(fake_command):
-    """After a failure and some silence; until then it is left alone."""
-    words = f"echo a rank says something >&2\nsleep 2\necho '{FIRST}' >&2\nexec sleep 600\n"
-    fake_command("srun", f"#!/bin/sh\n{words}")
-    code = "from launcher import slurm; sys.exit(slurm.supervise(['srun'], silence=1))"
-    job = processes.run([sys.executable, "-c", IMPORT + code], 30, stderr=subprocess.PIPE)
-    assert (job.status, job.left) == (128 + signal.SIGKILL, [])
-    assert job.errors.splitlines() == [
-        "a rank says something",
-        "A node does not answer: see the one with a * in sinfo -N. srun still waited for it.",
-        "The first to fail: rank 5 on node2 ended with signal KILL.",
-    ]

@@ -70,15 +70,3 @@ def test_whatever_ends_a_command_ends_what_it_waits_for(name, status):
     assert not is_alive(started_by(job))
     if name != "KILL":  # otherwise this test has ended it: a job in a job belongs to both
         assert job.left == []
-
-
-def test_what_is_ignored_stays_ignored():
-    """As under nohup, and in the background of a script."""
-    slow = "import time; print('ready', flush=True); time.sleep(2); print('done')"
-    command = ["sh", "-c", 'trap "" HUP INT; exec "$@"', "sh", sys.executable, "-c", WAITS, 1, slow]
-    with processes.Job(command, 60, stderr=subprocess.STDOUT) as job:
-        next(job.lines())
-        for number in (signal.SIGHUP, signal.SIGINT):
-            job.process.send_signal(number)
-        job.wait()
-    assert (job.trouble, job.output) == ("", "ready\ndone\n")
