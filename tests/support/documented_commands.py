@@ -21,7 +21,7 @@ from torch.distributed.run import get_args_parser
 
 # What a reader has written, or a copy of a lesson.
 OWN = {"train.py", "hang.py", "runs/silent.py", "runs/all_threads.py", "job.sh", "sweep.sh"}
-OWN |= {"runs/libraries.py", "runs/memory.py"}
+OWN |= {"runs/libraries.py", "runs/memory.py", "library.py"}
 FENCE = re.compile(r"^ *```(\w*)[^\n`]*\n(.*?)^ *```$", re.M | re.S)
 OURS = re.compile(r"(?:[A-Z_]+=\S+ )*(?:python |torchrun |\S*\.sh\b)")
 
