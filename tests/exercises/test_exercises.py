@@ -199,14 +199,13 @@ def test_where_nothing_can_be_remembered_all_hints_come_with_a_word(course):
 
 def test_watch_checks_again_when_the_file_is_saved(course):
     command = [sys.executable, course / "scripts" / "check.py", "2.1", "--watch"]
-    log = course / "log"
-    with processes.Group() as group, log.open("w") as stream:
-        job = group.start(command, stdout=stream)
-        assert wait_for(lambda: "Save the file, and it is checked again" in log.read_text(), 100)
-        assert "TODO: lines " in log.read_text()
+    with processes.Job(command, 160, stderr=subprocess.STDOUT) as job:
+        assert any("Save the file, and it is checked again" in line for line in job.lines())
+        assert "TODO: lines " in job.output
         shutil.copyfile(file_of("2.1", solution=True), course / EXERCISES["2.1"]["file"])
-        assert wait_for(lambda: job.poll() == 0, 60)
-    assert "\npassed\n" in log.read_text()
+        job.wait()
+    assert job.trouble == ""
+    assert "\npassed\n" in job.output
 
 
 @pytest.mark.parametrize(
