@@ -4,7 +4,7 @@ Lesson:  10
 Kind:    find the fault, 20 minutes
 Symptom: Two nodes with 4 GPUs each, one torchrun on each, eight ranks in one training:
          that's what the batch script is for. Three of its lines are wrong, so the job
-         waits until its time limit. Here, Slurm and torchrun are stand-ins.
+         waits for ranks that never come. Here, Slurm and torchrun are stand-ins.
 Run:     python day2/exercises/10.4_batch_script.py
 Check:   python scripts/check.py 10.4
 """
@@ -51,7 +51,14 @@ STAND_INS = {
     # On every node, as often as there are tasks
     "srun": """
 while [[ $1 == -* ]]; do
-  [[ $1 != --ntasks-per-node=* ]] || SLURM_NTASKS_PER_NODE=${1#*=}
+  option=${1%%=*} value=${1#*=}
+  case $1 in
+    -[Nnc] | --nodes | --ntasks | --ntasks-per-node) value=$2 && shift ;;
+  esac
+  case $option in
+    --ntasks-per-node) SLURM_NTASKS_PER_NODE=$value ;;
+    -n | --ntasks) SLURM_NTASKS_PER_NODE=$((value / 2)) ;;
+  esac
   shift
 done
 for SLURM_NODEID in 0 1; do
