@@ -121,7 +121,8 @@ def of_deck(day, pages):
 def of_list(lessons):
     """Yield where the list, the folders and the timetable differ."""
     files = {str(path.relative_to(ROOT)) for path in ROOT.glob("day*/*.py")}
-    for file in files - {"day1/usual_script.py", "day2/count_step.py"} ^ {lesson["file"] for lesson in lessons}:
+    own = {"day1/usual_script.py", "day2/count_step.py"}  # of pages: they are no lessons
+    for file in files - own ^ {lesson["file"] for lesson in lessons}:
         yield f"{file} is in the list alone, or in the folder alone"
     parts = itertools.chain(*(day["parts"] for day in read_days()))
     # What is read at home has minutes, or the page of another lesson.
