@@ -502,7 +502,8 @@ def own_device():
     # Where each rank sees its own GPU only, the launcher or Slurm knows the node's.
     gpus_here = os.environ.get("SLURM_GPUS_ON_NODE", gpus)
     gpus_here = int(os.environ.get("GPUS_ON_NODE", gpus_here))
-    if kind == "mps" or gpus_here < int(os.environ.get("LOCAL_WORLD_SIZE", 1)):
+    too_few = gpus_here < int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if kind in ("cpu", "mps") or too_few:
         return torch.device("cpu"), "gloo"  # gloo cannot use Apple's mps
     device = torch.device(kind, int(os.environ["LOCAL_RANK"]) % gpus)
     torch.accelerator.set_device_index(device.index)

@@ -49,8 +49,10 @@ if SIMULATED:
 
 
 def emit(**checks):
-    """Print checks as a line, in one piece: several ranks may print at the same time."""
-    sys.stdout.write(json.dumps({"rank": RANK, "node": NODE, "checks": checks}) + "\n")
+    """Print each check as a line of its own: srun mixes lines of ranks beyond 1,024 bytes."""
+    for name, found in checks.items():
+        line = json.dumps({"rank": RANK, "node": NODE, "checks": {name: found}})
+        sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 from itertools import zip_longest
 from multiprocessing import forkserver
@@ -18,7 +19,6 @@ from typing import NamedTuple
 
 import catalog
 from catalog import ROOT
-from launcher.forks import end_with_parent
 
 LIMIT = 30  # seconds until all ranks are done, with the solution and with the exercise
 PATIENCE = 1  # seconds that the other ranks still get once one has failed
@@ -58,7 +58,6 @@ def load(file):
 
 def set_up(rank, world_size, folder):
     """Be a rank, as torchrun would make one, join the group, and wait until all have joined."""
-    end_with_parent(signal.SIGKILL)
     os.chdir(folder)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
@@ -99,8 +98,16 @@ def facts_of(file, name, folder, rank, world_size):
         yield fact._replace(value=plain(fact.value))
 
 
+def end_with(pipe):
+    """End this process with the one at the other end of a pipe, however that ends."""
+    with contextlib.suppress(EOFError, OSError):
+        pipe.recv()
+    os._exit(0)
+
+
 def be_rank(rank, world_size, name, files, folder, pipe):
     """Be one rank: check the exercise, tell what was found, and wait for the others."""
+    threading.Thread(target=end_with, args=(pipe,), daemon=True).start()
     findings, key = [], ""
     file, solution = files
     try:
@@ -122,9 +129,7 @@ def be_rank(rank, world_size, name, files, folder, pipe):
             text = f"the result cannot be read ({text}). Return what the docstring says."
         findings.append(Finding(False, text, key=key))
     pipe.send([finding._replace(ranks=(rank,)) for finding in findings])
-    with contextlib.suppress(EOFError):  # a rank that leaves breaks the connections of the others
-        pipe.recv()  # until this process is killed
-    os._exit(0)
+    threading.Event().wait()  # a rank that leaves breaks the connections of the others
 
 
 # The side of this process.
