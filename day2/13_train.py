@@ -26,6 +26,7 @@ import subprocess
 import sys
 import time
 import traceback
+import warnings
 import zlib
 from contextlib import nullcontext, suppress
 from datetime import timedelta
@@ -422,6 +423,7 @@ def wrap(model, parts, device, args):
 
 def main(args):
     """Run as one rank: resume, then train, save and test. Return the exit status."""
+    warnings.filterwarnings("ignore", "TypedStorage")  # torch 2.6 about itself
     device, backend = own_device()
     os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")  # pytorch#153960
     options = {"device_id": None if backend == "gloo" else device}  # NCCL connects now

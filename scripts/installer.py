@@ -17,6 +17,7 @@ from processes import Job
 from progress import SignOfLife
 
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+PYTORCH = "https://download.pytorch.org/whl/cpu/torch/"
 WIDTH = 99  # characters of a line that are shown
 # pip's settings, and the variables that tell uv the same.
 VARIABLES = {
@@ -61,7 +62,19 @@ def has_gpu():
     return any(Path("/dev", name).exists() for name in ("nvidia0", "nvidiactl", "dxg", "kfd"))
 
 
-def builds():
+def answers(address, env):
+    """Return whether an index answers within five seconds, through uv's proxy if there is one."""
+    ask = "import sys, urllib.request as u; u.urlopen(sys.argv[1], timeout=5)"
+    if "ALL_PROXY" in env:
+        env = {"https_proxy": env["ALL_PROXY"], **env}
+    command = [sys.executable, "-c", ask, address]
+    try:
+        return not subprocess.run(command, env=env, capture_output=True, timeout=8).returncode
+    except subprocess.TimeoutExpired:
+        return False
+
+
+def builds(env):
     """Return PyTorch's builds to try, the best first: {in words: variables for uv}.
 
     uv finds the build for this machine's driver, or for CPUs, on PyTorch's own index. Where that
@@ -69,12 +82,12 @@ def builds():
     """
     size = "with CUDA: 3 GB to download, 6 GB on disk"
     pypi = {f"PyPI's build of PyTorch, {size}": {}}
-    own = {"UV_TORCH_BACKEND": "auto"}
-    if has_gpu():
-        return {f"PyTorch's build for this GPU's driver, {size}": own, **pypi}
-    if shutil.which("srun"):  # there may be GPUs on other nodes
+    if shutil.which("srun") and not has_gpu():  # there may be GPUs on other nodes
         return pypi
-    return {"PyTorch's build for CPUs: 1.5 GB on disk": own, **pypi}
+    if not answers(PYTORCH, env):
+        return {f"PyPI's build, because PyTorch's own index does not answer, {size}": {}}
+    build = f"for this GPU's driver, {size}" if has_gpu() else "for CPUs: 1.5 GB on disk"
+    return {f"PyTorch's build {build}": {"UV_TORCH_BACKEND": "auto"}, **pypi}
 
 
 def follow(command, env):
@@ -154,5 +167,5 @@ def install(packages, constraints, for_site, choose):
         if not could_install(both, [], env | only, uv, tries):
             return "from TORCH_INDEX"
     elif choose and not env.get("UV_TORCH_BACKEND"):
-        tries = {f"Taking {words}.\n": more for words, more in builds().items()}
+        tries = {f"Taking {words}.\n": more for words, more in builds(env).items()}
     return "" if could_install(names, options, env, uv, tries) else where

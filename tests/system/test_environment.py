@@ -252,19 +252,21 @@ def test_torch_comes_from_the_index_that_is_named(program, shell, course, wheels
 
 
 @pytest.mark.parametrize(
-    ("has_gpu", "srun", "first"),
+    ("has_gpu", "srun", "answers", "first"),
     [
-        (False, None, "PyTorch's build for CPUs"),
-        (True, None, "PyTorch's build for this GPU's driver"),
-        (False, "srun", "PyPI's build"),  # there may be GPUs on other nodes
+        (False, None, True, "PyTorch's build for CPUs"),
+        (True, None, True, "PyTorch's build for this GPU's driver"),
+        (False, "srun", True, "PyPI's build of PyTorch"),  # there may be GPUs on other nodes
+        (True, None, False, "PyPI's build, because PyTorch's own index does not answer"),
     ],
 )
-def test_the_build_of_torch_is_for_this_machine(has_gpu, srun, first, monkeypatch):
+def test_the_build_of_torch_is_for_this_machine(has_gpu, srun, answers, first, monkeypatch):
+    monkeypatch.setattr(installer, "answers", lambda *_: answers)
     monkeypatch.setattr(installer, "has_gpu", lambda: has_gpu)
     monkeypatch.setattr(shutil, "which", lambda _: srun)
-    (words, variables), *_ = installer.builds().items()
+    (words, variables), *_ = installer.builds({}).items()
     assert words.startswith(first)
-    assert variables == ({} if srun else {"UV_TORCH_BACKEND": "auto"})
+    assert variables == ({} if srun or not answers else {"UV_TORCH_BACKEND": "auto"})
 
 
 @pytest.mark.full
