@@ -65,7 +65,7 @@ while [[ $1 == -* ]]; do
   shift
 done
 for SLURM_NODEID in 0 1; do
-  for _ in $(seq "$SLURM_NTASKS_PER_NODE"); do
+  for ((i = 0; i < SLURM_NTASKS_PER_NODE; i++)); do
     SLURM_NODEID=$SLURM_NODEID "$@"
   done
 done""",
