@@ -78,7 +78,7 @@ def once(parts, count):
 
 
 class Messages(TorchDispatchMode):
-    """In a with statement: note what this rank sends, whoever asks for it: exercise or library.
+    """In a with statement: note what this rank sends, for the exercise or a library.
 
     calls: {name: number of calls}. bytes: what goes out if collectives go around in a ring.
     """

@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 STEPS = 40
-BATCH = 62  # points in a step, whoever is there
+BATCH = 62  # points in a step, on any number of members
 KILLED, LAST_STEP = 2, 15  # this member dies in this step
 NEW, OPEN_STEP = 4, 25  # this one joins before this step
 TIMEOUT = timedelta(seconds=3)  # of a message: whom nobody tells waits so long
@@ -89,7 +89,7 @@ def agree(crew, job):
 
 
 def train(crew, job):
-    """Train to the end, whoever dies and whoever comes."""
+    """Train to the end, although a member dies and a new one comes."""
     while job.step < STEPS:
         open_now = job.step == OPEN_STEP and NEW not in crew.names
         if open_now:
