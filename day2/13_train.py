@@ -370,6 +370,7 @@ class Trainer:
         )
         # Workers inherit this: told to stop with their rank, they read on until it has.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        time.sleep(0.01)  # before Python 3.12 a fork hangs if gloo drops a tensor
         batches = iter(loader)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         return batches

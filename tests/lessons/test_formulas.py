@@ -25,7 +25,6 @@ found, peak = count(Model(*{model}), Layout(*{layout}), {tokens}, {again}, nullc
 if dist.get_rank() == 0:
     print(json.dumps([found.messages, found.sent, peak]))
 dist.barrier()
-dist.destroy_process_group()
 """
 LAYOUTS = [
     (Layout(replicas=2, shards=2), True),
