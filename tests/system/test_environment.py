@@ -269,18 +269,6 @@ def test_the_build_of_torch_is_for_this_machine(has_gpu, srun, answers, first, m
     assert variables == ({} if srun or not answers else {"UV_TORCH_BACKEND": "auto"})
 
 
-@pytest.mark.full
-def test_another_torch_gets_an_environment_of_its_own(shell, course):
-    """And the torchvision that fits."""
-    command = ("scripts/run_tests.sh", "--torch", "2.6.0", "-k", "lesson_4")
-    output_of(shell(*command))
-    assert not (course / ".venv").exists()
-    python = course / ".venv-torch-2.6.0" / "bin" / "python"
-    show = "import torch, torchvision as v, accelerate; print(torch.__version__, v.__version__)"
-    assert shell(python, "-c", show) == (0, "2.6.0 0.21.0\n")
-    assert shell(*command) == (0, "pytest ['-k', 'lesson_4']\n")
-
-
 NOT_THERE = {"chromium", "fc-list", "git", "ip", "npm", "ps", "script", "srun", "unshare", "vmstat"}
 
 
