@@ -129,7 +129,7 @@ def of_list(lessons):
     names = {lesson["id"] for lesson in lessons if not lesson.keys() & {"minutes", "page"}}
     for name in names ^ {part.get("page") for part in parts}:
         if name and not name.endswith(".md"):
-            yield f"lesson {name} must be in a day's timetable, or its line under [page] have minutes"
+            yield f"lesson {name} must be in a day's timetable, or its line have minutes"
     cases = set(tomllib.loads(read("tests/support/cases.toml")))
     for name in {lesson["id"] for lesson in lessons} ^ cases:
         yield f"lesson {name} needs, or has left, a table [{name}] in tests/support/cases.toml"
