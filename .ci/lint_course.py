@@ -122,14 +122,14 @@ def of_list(lessons):
     """Yield where the list, the folders and the timetable differ."""
     files = {str(path.relative_to(ROOT)) for path in ROOT.glob("day*/*.py")}
     own = {"day1/usual_script.py", "day2/count_step.py"}  # of pages: they are no lessons
-    for file in files - own ^ {lesson["file"] for lesson in lessons}:
-        yield f"{file} is in the list alone, or in the folder alone"
+    for file in files - own - {lesson["file"] for lesson in lessons}:
+        yield f"{file} has no line under [page]: scripts/README.md says how to add a lesson"
     parts = itertools.chain(*(day["parts"] for day in read_days()))
     # What is read at home has minutes, or the page of another lesson.
     names = {lesson["id"] for lesson in lessons if not lesson.keys() & {"minutes", "page"}}
     for name in names ^ {part.get("page") for part in parts}:
         if name and not name.endswith(".md"):
-            yield f"lesson {name} must be in the timetable or have minutes, and not both"
+            yield f"lesson {name} must be in a day's timetable, or its line have minutes"
     cases = set(tomllib.loads(read("tests/support/cases.toml")))
     for name in {lesson["id"] for lesson in lessons} ^ cases:
         yield f"lesson {name} needs, or has left, a table [{name}] in tests/support/cases.toml"
@@ -161,7 +161,7 @@ def left_behind(lessons):
     for file, text in texts.items():
         spoken = re.findall(r"\b[Ll]essons? ((?:\d+(?:, | and | or | to )?)+)", text)
         spoken += re.findall(r"^(?:Builds on: +|\[|.*\bday\d/)(\d+)[_.\]]", text, re.M)
-        spoken += re.findall(r"LESSONS\[\"(\d+)", text)
+        spoken += re.findall(r"(?:LESSONS\[|load_lesson\(|full\()\"(\d+)\"", text)
         for name in sorted({*re.findall(r"\d+", " ".join(spoken))} - known, key=int):
             yield file, f"there is no lesson {name}"
     tables = {f"{kind}.json": record for kind, record in read_records().items()}
@@ -265,6 +265,9 @@ def of_code(file):
 
 
 def main():
+    missing = [x["file"] for x in read_lessons() if not (ROOT / x["file"]).exists()]
+    if missing:
+        sys.exit(f"There is no {', '.join(missing)}: delete its line in scripts/course.toml")
     records, pages = read_records()[SHOWN], read_pages()
     found = []
     for lesson in read_lessons():

@@ -87,6 +87,8 @@ def read_runs():
 
 def source_of(lesson):
     """Return the code of a lesson, or of a variant of it."""
+    if not (ROOT / lesson["file"]).exists():
+        sys.exit(f"There is no {lesson['file']}: delete its line in scripts/course.toml")
     text = (ROOT / lesson["file"]).read_text()
     line, instead = lesson.get("change", ("", ""))
     if line and text.count(line) != 1:

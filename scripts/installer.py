@@ -27,11 +27,7 @@ VARIABLES = {
     "constraint": "UV_CONSTRAINT",
     "trusted-host": "UV_INSECURE_HOST",
     "cert": "SSL_CERT_FILE",
-    "client-cert": "SSL_CLIENT_CERT",
     "proxy": "ALL_PROXY",
-    "retries": "UV_HTTP_RETRIES",
-    "timeout": "UV_HTTP_TIMEOUT",
-    "default-timeout": "UV_HTTP_TIMEOUT",
 }
 # The lines of uv and pip that are shown at once. The others are, if it fails.
 SHOWN = r"Resolved|Prepared|Installed|Installing| *Downloading .*\(\d{3,}[\d.]* ?Mi?B"

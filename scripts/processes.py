@@ -12,6 +12,7 @@ import contextlib
 import io
 import math
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -59,6 +60,8 @@ class Job:
         **options,
     ):
         """Start a command. The options are those of Popen, but stdin is empty and stdout a pipe."""
+        if 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 100:
+            sys.exit("A process may open too few files here. Allow more: ulimit -n 1024")
         self.limit, self.grace, self.settle = limit, grace, settle
         self.seconds, self.stopped, self.left = None, False, []
         self._mark, self._begin = uuid.uuid4().hex, time.monotonic()

@@ -92,8 +92,8 @@ def fill(text, page, course):
             if marked:
                 new = excerpts.highlighted(new, shlex.split(marked))
             return begin + (new or old) + end
-        except NOTHING:
-            raise ValueError(f"{page}: nothing matches this mark: {begin.strip()}") from None
+        except NOTHING as error:
+            raise ValueError(f"{page}: nothing matches this mark: {begin} {error}") from None
 
     def replace_value(match):
         begin, name, _, end = match.groups()

@@ -21,13 +21,12 @@ TASK_REPORT = re.compile(r"launcher: (\d+\.\d+) (.*)")  # what a task tells the 
 class FailureReport:
     """Why a job ended: gathered from what its processes say on stderr, which is passed on.
 
-    failures     [(seconds, words), ...]: (1700.5, "rank 1 on node2 ended with exit status 3")
-    lost         the node that Slurm has lost
-    unavailable  whether torchrun has told of a rank that cannot run here: EX_UNAVAILABLE
+    failures   [(seconds, words), ...]: (1700.5, "rank 1 on node2 ended with exit status 3")
+    lost       the node that Slurm has lost
     """
 
     def __init__(self) -> None:
-        self.failures, self.lost, self.unavailable = [], "", False
+        self.failures, self.lost = [], ""
         self.begin = time.time()
 
     def take(self, line: bytes) -> None:
@@ -41,8 +40,6 @@ class FailureReport:
         lost = LOST.match(text)
         if lost:
             self.lost = lost[1]
-        elif re.match(rf" *exitcode *: {os.EX_UNAVAILABLE} ", text):  # torchrun itself ends with 1
-            self.unavailable = True
 
     def report_cause(self) -> int:
         """Say what failed first, and which node is lost. Return 0, or one of NO_FAILURE.
@@ -50,8 +47,6 @@ class FailureReport:
         Between nodes, first is as right as their clocks.
         """
         first = min(self.failures)[1] if self.failures else ""  # the others fail because of it
-        if self.unavailable:
-            return os.EX_UNAVAILABLE
         for status in NO_FAILURE:
             if first.endswith(f" ended with {ending(status)}"):
                 return status

@@ -20,7 +20,7 @@ What you set yourself stays: MASTER_ADDR, MASTER_PORT, OMP_NUM_THREADS, GLOO_SOC
 NCCL_SOCKET_IFNAME, PYTHON. PYTHON may be a script that starts it in a container: day2/SITES.md.
 DIST_TIMEOUT is how many seconds a lesson's rank waits for the others, and for its data (60; lesson
 13: 300). Other scripts do not read it: theirs is the timeout that they give init_process_group.
-Exit status 69: this machine or this version of PyTorch cannot run the lesson, which says why.
+Exit status 69, or 1 with --torchrun: this machine or PyTorch cannot run the lesson, which says why.
 Exit status 75: told to stop, the script has saved its state; the same command resumes from there.
 """
 

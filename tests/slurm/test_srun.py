@@ -53,14 +53,6 @@ def test_a_rank_that_may_see_one_gpu_hears_how_many_its_node_has(mask, torchrun,
     assert rank.variables_of_rank(given, torchrun).get("GPUS_ON_NODE") == told
 
 
-def test_a_machine_shares_its_cpus_among_the_threads_of_ranks(monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    assert rank.threads(cpus=8, ranks=2) == "4"
-    assert rank.threads(cpus=2, ranks=2) == "2"
-    assert rank.threads(cpus=0, ranks=16) == "1"
-
-
 def test_sigterm_for_a_task_reaches_its_rank_and_nobody_has_failed(tmp_path):
     """With control groups Slurm signals only what it has started itself."""
     handler = "lambda *_: sys.exit(print('saved') or 3)"

@@ -9,7 +9,7 @@ import sys
 
 import processes
 import pytest
-from launcher import failures, gpus
+from launcher import gpus
 from support.run import (
     BEGIN,
     IMPORT,
@@ -127,14 +127,6 @@ sys.exit(3)
     assert job.status == 5
 
 
-def test_what_a_rank_leaves_behind_is_ended_and_named(launch_ranks):
-    with launch_ranks("rank or subprocess.Popen(['sleep', '600'], start_new_session=True)") as job:
-        wait_without_trouble(job)
-    assert job.status == 0
-    said = r"Left behind by a rank, so killed: process \d+ sleep 600\n"
-    assert re.fullmatch(said, job.errors), job.errors
-
-
 @pytest.mark.parametrize("status", [os.EX_UNAVAILABLE, os.EX_TEMPFAIL])
 def test_a_status_that_is_no_failure_is_handed_on_and_nobody_is_named(status, launch_ranks):
     text = f"""
@@ -145,29 +137,6 @@ time.sleep(600)
     with launch_ranks(text) as job:
         wait_without_trouble(job)
     assert (job.status, job.errors) == (status, "This machine has no wheels.\n")
-
-
-LOST = "Slurm has lost node2, or cannot reach it. The rest follows from that."
-
-
-@pytest.mark.parametrize(
-    ("lines", "status", "said"),
-    [
-        (["srun: error: Node failure on node2"], 0, LOST),
-        (["  exitcode  : 69 (pid: 71)"], 69, ""),  # torchrun itself ends with 1
-        # Two tasks tell the launcher: the earliest counts, whichever came first.
-        (["launcher: 2.0 rank 1 ended", "launcher: 1.0 rank 0 hung"], 0, "to fail: rank 0 hung."),
-    ],
-)
-def test_what_is_said_on_stderr_tells_why_a_job_ended(lines, status, said, capfd):
-    report = failures.FailureReport()
-    for line in lines:
-        report.take(f"{line}\n".encode())
-    forwarded = capfd.readouterr().err.splitlines()
-    assert forwarded == [line for line in lines if not line.startswith("launcher: ")]
-    assert report.report_cause() == status
-    text = capfd.readouterr().err
-    assert said in text if said else text == ""
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,6 @@ def test_a_lesson_is_run_and_its_proof_is_in_the_table_and_in_the_report(tmp_pat
     assert table_of(output) == {"0": (proof, "ok")}
     page = (tmp_path / "runs" / "report.html").read_text()
     assert str(escape(proof)) in page
-    assert "<figure" not in page
-    assert "<h2>What this machine did" not in page
 
 
 def test_every_way_to_end_has_its_verdict_and_nothing_is_left(run_stand_ins, tmp_path):
@@ -81,15 +79,6 @@ def test_every_way_to_end_has_its_verdict_and_nothing_is_left(run_stand_ins, tmp
     assert [state for state, _ in states].count("problem") == 5
     assert ("skipped", "skipped") in states
     assert "No &lt;wheels&gt;." in page
-
-
-def test_what_is_not_known_is_refused_before_anything_runs(run_stand_ins, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        run_stand_ins("well", "day7")
-    said = capsys.readouterr()
-    known = ", ".join(STAND_INS)
-    assert said.err.endswith(f"There is no lesson 'day7'. There are day1, day2 and {known}.\n")
-    assert said.out == ""
 
 
 # The report
@@ -129,7 +118,6 @@ def test_the_report_draws_what_ran_well_and_needs_no_network(tmp_path):
     assert [*figures] == ["chain", "rates"]
     assert {"lesson 2", "lesson 4", "lesson 6"} < {*figures["chain"]}
     assert "lesson 10" not in figures["chain"]  # it failed
-    assert "their losses differ by at most 1e-03" in figures["chain"][-1]
     assert {"alone", "linear"} < {*figures["rates"]}
     assert re.findall(r"(?:src|href|action|data|srcset)=\"(?!#)", page) == []
     assert re.findall(r"url\((?!#)|@import|<script|<link", page) == []
