@@ -22,6 +22,8 @@ class Model(NamedTuple):
     vocabulary: int
     gated: bool = True  # SwiGLU: three matrices
     kept: float = 4  # such numbers that backward needs: 3 if SwiGLU is one kernel
+    experts: float = 1  # MLPs of a layer
+    active: int = 1  # of them, for a token
 
     @property
     def shared(self):
@@ -32,7 +34,7 @@ class Model(NamedTuple):
     def layer(self):
         """Parameters of a layer's matrices."""
         attention = (2 + 2 * self.shared) * self.width**2
-        return round(attention + (2 + self.gated) * self.width * self.mlp)
+        return round(attention + self.experts * (2 + self.gated) * self.width * self.mlp)
 
     @property
     def ends(self):
@@ -84,7 +86,9 @@ def kept(model, tensor=1):
     """Return the bytes that a layer keeps for each token with flash attention."""
     # What goes into the norms, query, keys and values, what attention gives, the MLP's numbers;
     # what the norms give is whole on each rank.
-    divided = (4 + 2 * model.shared) * model.width + model.kept * model.mlp
+    copies = 2 * model.width if model.experts > 1 else 0  # to an expert, and back
+    mlp = model.active * (model.kept * model.mlp + copies)
+    divided = (4 + 2 * model.shared) * model.width + mlp
     return 2 * (2 * model.width + divided / tensor)
 
 
@@ -103,3 +107,16 @@ def holds(model, layout, tokens, again=False):
         # cross_entropy in float32; PyTorch's divided one keeps a copy more.
         "loss": (16 if tensor > 1 else 12) * tokens * model.vocabulary / tensor,
     }
+
+
+def spread(model, layout, tokens, ranks, again=False):
+    """Return holds and sends if this many ranks have different experts. FSDP divides the rest."""
+    own, rest = model._replace(experts=model.experts / ranks), model._replace(experts=0)
+    held = holds(model, layout, tokens, again)
+    held["whole"] = holds(own, layout, tokens, again)["whole"]
+    experts = model.layers * (own.layer - rest.layer)
+    # To the experts and back, forward and backward. Computing twice repeats two of four.
+    x = (6 if again else 4) * model.layers * tokens * model.width * model.active
+    sent = sends(rest, layout, tokens, again)
+    sent["own"] = 2 * around(layout.shards / ranks) * 3 * experts
+    return held, sent | {"experts": 2 * around(ranks) * x}
