@@ -107,16 +107,3 @@ def holds(model, layout, tokens, again=False):
         # cross_entropy in float32; PyTorch's divided one keeps a copy more.
         "loss": (16 if tensor > 1 else 12) * tokens * model.vocabulary / tensor,
     }
-
-
-def spread(model, layout, tokens, ranks, again=False):
-    """Return holds and sends if this many ranks have different experts. FSDP divides the rest."""
-    own, rest = model._replace(experts=model.experts / ranks), model._replace(experts=0)
-    held = holds(model, layout, tokens, again)
-    held["whole"] = holds(own, layout, tokens, again)["whole"]
-    experts = model.layers * (own.layer - rest.layer)
-    # To the experts and back, forward and backward. Computing twice repeats two of four.
-    x = (6 if again else 4) * model.layers * tokens * model.width * model.active
-    sent = sends(rest, layout, tokens, again)
-    sent["own"] = 2 * around(layout.shards / ranks) * 3 * experts
-    return held, sent | {"experts": 2 * around(ranks) * x}

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from catalog import load, read_days
 from docs.pages import PLAY
-from formulas import Model, holds, operations, sends, spread
+from formulas import Model, around, holds, operations, sends
 from runner import report
 from support.run import (
     ROOT,
@@ -136,25 +136,23 @@ def check_fit(s, fit):
 
 
 def check_together(s, pages):
-    """FSDP with tensor and context ranks, or with experts on different ranks."""
-    active = min(2, s["experts"])
-    sizes = s["layers"], s["width"], 1, 1, 4 * s["width"], s["vocabulary"], False, 2
-    model = Model(*sizes, s["experts"], active)
+    """FSDP with tensor and context ranks, or with experts on two ranks."""
     context, tensor, again = s["context"], s["tensor"], s["checkpointing"]
+    sizes = s["layers"], s["width"], 1, 1, 4 * s["width"], s["vocabulary"], False, 2
+    model = Model(*sizes, s["experts"], min(2, s["experts"]))
     ranks, tokens = s["gpus"] * s["nodes"], s["texts"] * s["length"]
     layout = COUNT.Layout(1, ranks / context / tensor, context, tensor)
-    case = model, layout, tokens / context, again
-    apart = spread(model, COUNT.Layout(1, ranks), tokens, 2, again)
-    for page, (held, sent) in zip(pages, ((holds(*case), sends(*case)), apart), strict=True):
-        found = page["bytes"]
-        found["model"] = sum(found.pop(x) for x in ("parameters", "gradients", "states", "copy"))
-        assert found == pytest.approx(
-            {"scores" if x == "loss" else x: held[x] for x in held}, rel=1e-9
-        )
-        for way in sent.keys() - {"replicas"}:
-            assert page["sends"][way] == pytest.approx(sent[way])
-    kept = model._replace(experts=active).parameters
-    assert page["active"] == pytest.approx(kept)
+    case = layout, tokens / context, again
+    # FSDP divides what is not an expert between all ranks; others have the same experts.
+    apart = COUNT.Layout(1, ranks), tokens, again
+    own, rest = model._replace(experts=model.experts / 2), model._replace(experts=0)
+    experts = holds(model, *apart) | sends(rest, *apart) | {"whole": holds(own, *apart)["whole"]}
+    experts["own"] = 6 * around(ranks / 2) * model.layers * (own.layer - rest.layer)
+    experts["experts"] = (6 if again else 4) * model.layers * tokens * model.width * model.active
+    for page, right in zip(pages, (holds(model, *case) | sends(model, *case), experts), strict=True):
+        found = page["bytes"] | {"loss": page["bytes"]["scores"], "replicas": 0} | page["sends"]
+        found["model"] = sum(found[x] for x in ("parameters", "gradients", "states"))
+        assert {x: found[x] for x in right} == pytest.approx(right)
 
 
 def check_schedule(s, found):
