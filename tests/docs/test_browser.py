@@ -142,15 +142,17 @@ def check_together(s, pages):
     model = Model(*sizes, s["experts"], min(2, s["experts"]))
     ranks, tokens = s["gpus"] * s["nodes"], s["texts"] * s["length"]
     layout = COUNT.Layout(1, ranks / context / tensor, context, tensor)
-    case = layout, tokens / context, again
+    case = model, layout, tokens / context, again
     # FSDP divides what is not an expert between all ranks; others have the same experts.
     apart = COUNT.Layout(1, ranks), tokens, again
     own, rest = model._replace(experts=model.experts / 2), model._replace(experts=0)
-    experts = holds(model, *apart) | sends(rest, *apart) | {"whole": holds(own, *apart)["whole"]}
+    experts = holds(model, *apart) | sends(rest, *apart)
+    experts["whole"] = holds(own, *apart)["whole"]
     experts["own"] = 6 * around(ranks / 2) * model.layers * (own.layer - rest.layer)
     experts["experts"] = (6 if again else 4) * model.layers * tokens * model.width * model.active
-    for page, right in zip(pages, (holds(model, *case) | sends(model, *case), experts), strict=True):
-        found = page["bytes"] | {"loss": page["bytes"]["scores"], "replicas": 0} | page["sends"]
+    for page, right in zip(pages, (holds(*case) | sends(*case), experts), strict=True):
+        found = page["bytes"] | page["sends"] | {"replicas": 0}
+        found["loss"] = found["scores"]
         found["model"] = sum(found[x] for x in ("parameters", "gradients", "states"))
         assert {x: found[x] for x in right} == pytest.approx(right)
 
