@@ -36,7 +36,7 @@ def check_16_2(exercise, rank, world_size):
         most = (most_sent + 16 / len(x)) * (1 - 1 / world_size) + 1e-6
         what = f"{way}: bytes sent for each number of x:"
         yield Fact(what, sent.bytes / x.numel(), "bytes", most=most)
-    # What a context keeps as an attribute, autograd and the counts above know nothing of.
+    # What a context keeps as an attribute is in none of the counts above.
     all_gather, wholes = exercise.all_gather, []
 
     def watched(share):
