@@ -34,7 +34,7 @@ def check_8_3(exercise, rank, world_size):
 
     steps = at_each_step(look)
     _, losses = exercise.train(points, rank, world_size)
-    # Any order of the points will do: the means of different ones differ by 1% or less.
+    # Any order of the points will do: the means of different ones differ by about 1%.
     yield Fact("result: the mean loss of all steps is", losses.mean(), close=0.02)
     epochs = exercise.EPOCHS
     used = indices(calls)
