@@ -231,6 +231,10 @@ def of_exercise(exercise):
     check = f"def check_{number.replace('.', '_')}("
     if not checks.exists() or check not in checks.read_text():
         yield f"{checks.relative_to(ROOT)} has no {check}exercise, rank, world_size)"
+    answers = tomllib.loads((file.parent / "checks/answers.toml").read_text())["answer"]
+    kinds = {answer["says"] == "passes" for answer in answers if answer["exercise"] == number}
+    for right in {True, False} - kinds:
+        yield f"answers.toml has no {'right' if right else 'wrong'} answer"
     if not file.exists():
         yield "the solution has no exercise of this name"
         return
