@@ -86,7 +86,7 @@ def as_agenda(parts):
     """Return the list of the parts in two columns, for a slide."""
     cells = [f"{begin} | {part} | {minutes}" for begin, part, minutes, *_ in parts]
     half = (len(cells) + 1) // 2
-    rows = ["| | | min | | | min |", "|---|---|---|---|---|---|"]
+    rows = ["| begin | part | min | begin | part | min |", "|---|---|---|---|---|---|"]
     for i in range(half):
         right = cells[half + i] if half + i < len(cells) else "| |"
         rows.append(f"| {cells[i]} | {right} |")
@@ -112,7 +112,7 @@ def fill(text, words):
         if name == "activate":  # one command a line
             value = value.replace(" && ", "\n$ ")
         elif len(value) > 50:
-            value = re.sub(r"(.{30,50}) (?=-)", r"\1 \\\n    ", value)
+            value = re.sub(r"(.{30,62}) (?=-)", r"\1 \\\n    ", value)
         text = text.replace(f"<{name}>", value)
     return text
 
