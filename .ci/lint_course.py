@@ -22,7 +22,7 @@ from catalog import (  # noqa: E402
     read_runs,
 )
 from docs.excerpts import DIVIDING_LINE  # noqa: E402
-from docs.pages import PAGES, parts_of  # noqa: E402
+from docs.pages import DECKS, PAGES, parts_of  # noqa: E402
 from records import SHOWN, read_records, read_values, stale  # noqa: E402
 
 FIELDS = ["Builds on", "New here", "Run", "Look for", "Try next"]
@@ -105,7 +105,8 @@ def of_deck(day, pages, setting):
         planned[title] += number
     for title in planned | minutes:
         if planned[title] != minutes[title]:
-            yield f"{setting}, {title}: {planned[title]} minutes planned, {minutes[title]} in the notes"
+            found = f"{planned[title]} minutes planned, {minutes[title]} in the notes"
+            yield f"{title}, {setting}: {found}"
     if exercises != [x for part in day["parts"] for x in part.get("exercises", [])]:
         yield "the exercises are not those of the timetable"
     typing = sum(number for _, number, *_, part in parts if "exercises" in part)
@@ -114,7 +115,7 @@ def of_deck(day, pages, setting):
 
 
 def of_short(name):
-    """Yield where TEACHING.md has another timetable for a deck made of others, or a break is late."""
+    """Yield where a deck made of others differs from its timetable, or a break is late."""
     tables = [deck.timetable(deck.read_slides(name, x)[1]) for x in deck.SETTINGS]
     if tables[1:] != tables[:-1]:
         yield "its minutes are not the same in all settings"
@@ -289,6 +290,8 @@ def main():
     for page in PAGES:
         if read(page).count("<details>") != read(page).count("</details>"):
             found.append((page, "a folded block has no end"))
+    for name, setting in itertools.product(DECKS, ["laptop", "cloud"]):
+        deck.write(Path(name).stem, setting)  # it ends here if a word is left open
     found += [("scripts/course.toml", words) for words in of_list(read_lessons())]
     found += [("below the dividing line", words) for words in of_shared()]
     found += [(f"data/records/{SHOWN}.json", words) for words in of_records()]
