@@ -67,7 +67,7 @@ if ((${#lacks[@]})); then
   fail "This machine lacks ${lacks[*]}. Debian: apt-get install ${lacks[*]}. Without chromium: slides/build.sh html"
 fi
 # All decks are written before one is built: a word that is missing shows at once.
-trap 'rm -f .*.built.md' EXIT
+trap 'rm -f .*.built.md log' EXIT
 for deck in "${decks[@]}"; do
   [[ $deck == cheatsheet ]] || python3 deck.py "$deck" "$setting" >".$deck.built.md"
 done
@@ -83,7 +83,6 @@ make() {
   made=$((made + 1))
   echo "[$made/$all] slides/$1"
   node_modules/.bin/marp --no-stdin --allow-local-files -o "$@" 2>log || fail "$(cat log)"
-  rm log
 }
 all=0
 for deck in "${decks[@]}"; do
