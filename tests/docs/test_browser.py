@@ -12,17 +12,17 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from catalog import load, read_days
-from docs.pages import PLAY
+from catalog import load
+from docs.pages import DECKS, PLAY
 from formulas import Model, around, holds, operations, sends
 from runner import report
 from support.run import (
     ROOT,
     load_lesson,
     open_in_browser,
+    output_of,
     recorded_output,
     require_browser,
-    require_programs,
     run,
     seeded_rng,
     skip_or_fail_in_ci,
@@ -207,13 +207,10 @@ def test_the_page_reads_links_from_a_report_and_from_lesson_18(tmp_path):
 
 @pytest.mark.full
 def test_the_slides_can_be_built_and_nothing_is_cut_off(tmp_path):
-    require_programs("npm")
     require_browser("Liberation Sans", "DejaVu Sans Mono")
     slides, folder = ROOT / "slides", tmp_path / "slides"
-    made = shutil.ignore_patterns("node_modules", "*.html", "*.pdf")
-    shutil.copytree(slides, folder, ignore=made)
-    (tmp_path / "day1").mkdir()
-    shutil.copy(ROOT / "day1" / "CHEATSHEET.md", tmp_path / "day1")
+    shutil.copytree(slides, folder, ignore=shutil.ignore_patterns("node_modules"))
+    shutil.copytree(ROOT / "day1", tmp_path / "day1")
     if (slides / "node_modules" / "made-from").exists():
         (folder / "node_modules").symlink_to(slides / "node_modules")
     status, said = run([folder / "build.sh", "cheatsheet"], 200, tmp_path, None)
@@ -221,11 +218,14 @@ def test_the_slides_can_be_built_and_nothing_is_cut_off(tmp_path):
         skip_or_fail_in_ci(f"npm could not install marp: {said}")
     assert status == 0, said
     assert (folder / "cheatsheet.pdf").read_bytes().startswith(b"%PDF-")
+    (folder / "site.txt").write_text("place = --account=a\nnodes =\n")
+    said = output_of(run([folder / "build.sh", "--for", "cluster"], 200, tmp_path, None), 1)
+    assert said.startswith("slides/site.txt has no word for: nodes.")
     marp = [folder / "node_modules" / ".bin" / "marp", "--no-stdin", "--template", "bare"]
-    for day in read_days():
-        status, said = run([*marp, f"{day['id']}.md"], 200, folder, None)
-        assert status == 0, said
-        page = folder / f"{day['id']}.html"
+    write, page = load("slides/deck.py").write, folder / "deck.html"
+    for name in DECKS:
+        (folder / "deck.md").write_text(write(Path(name).stem, "laptop"))
+        output_of(run([*marp, "deck.md"], 200, folder, None))
         assert in_page(page.read_text(), page, "unseen") == []
 
 
