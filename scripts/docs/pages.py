@@ -10,7 +10,7 @@ from records import stale
 
 BEGIN = 9 * 60  # the minute of the day at which a class begins
 DECKS = [f"slides/{x}.md" for x in ("day1", "day2", "beyond", "half-day", "sharding")]
-GLOBS = ("*.md", "[!.]*/*.md", "*/exercises/*.md", "tests/faults/*.md", "data/records/*.md")
+GLOBS = ("*.md", "[!.]*/*.md", "*/exercises/*.md", "data/records/*.md")
 FILES = [str(x.relative_to(ROOT)) for glob in GLOBS for x in sorted(ROOT.glob(glob))]
 PAGES = [file for file in FILES if file not in DECKS]
 PLAY = "slides/play.html"  # it has values only
