@@ -109,8 +109,7 @@ def log(trainer, step, values, title=""):
             trainer.board.add_scalar(name, value, step)
         if title:
             trainer.board.flush()
-    if title:
-        show(", ".join([title, *(f"{name} {x:.4g}" for name, x in values.items())]))
+            show(", ".join([title, *(f"{name} {x:.4g}" for name, x in values.items())]))
 
 
 class Trainer:
