@@ -195,11 +195,11 @@ def test_a_checkpoint_is_of_no_layout(uninterrupted_run, tmp_path):
 def test_a_changed_model_is_refused_in_one_line(tmp_path):
     """It may have the same shapes: another activation, or a part that does not train."""
     train(1, cwd=tmp_path)
-    frozen = "    model[5].bias.requires_grad_(False)\n"
+    frozen = "    model[4].bias.requires_grad_(False)\n"
     for line, instead, differs in (
         ("nn.Linear(32 * 4 * 4, 64), nn.ReLU()", "nn.Linear(512, 64), nn.GELU()", r"\(1\): GELU"),
-        ("        nn.Flatten(),\n", "        nn.Flatten(),\n        nn.Identity(),\n", "Identity"),
-        ("    return model, [model[0]", frozen + "    return model, [model[0]", "5.bias: .* False"),
+        ("nn.Flatten()", "nn.Flatten(), nn.Identity()", "Identity"),
+        ("    return model, [first", frozen + "    return model, [first", "4.bias: .* False"),
         ("SGD(parameters, args.lr, momentum=0.9", "Adam(parameters", "Adam"),
     ):
         folder = tmp_path / differs[-5:]
