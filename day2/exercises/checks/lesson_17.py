@@ -28,7 +28,7 @@ def check_17_2(exercise, rank, world_size):
     # The last step only: before the first one, the library may try a stage out.
     most = max(accumulate(passes[-16:]), default=0)
     yield Fact("micro-batches held at most:", most, right=world_size - rank)
-    yield Fact("rows of a micro-batch:", rows[-1], right=8)
+    yield Fact("rows of a micro-batch:", rows[-1:], right=[8])
     yield Fact("steps of the library's schedule:", len(steps), right=10)
 
 
