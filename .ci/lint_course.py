@@ -10,8 +10,9 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "slides")]
 
+import deck  # noqa: E402
 from catalog import (  # noqa: E402
     read_days,
     read_exercises,
@@ -21,7 +22,7 @@ from catalog import (  # noqa: E402
     read_runs,
 )
 from docs.excerpts import DIVIDING_LINE  # noqa: E402
-from docs.pages import PAGES, parts_of  # noqa: E402
+from docs.pages import DECKS, PAGES, parts_of  # noqa: E402
 from records import SHOWN, read_records, read_values, stale  # noqa: E402
 
 FIELDS = ["Builds on", "New here", "Run", "Look for", "Try next"]
@@ -93,29 +94,38 @@ def of_page(page):
         yield "is taught, but not on the slides"
 
 
-def of_deck(day, pages):
+def of_deck(day, pages, setting):
     """Yield where the notes of the slides, which begin with minutes, differ from the timetable."""
-    part, minutes, exercises = "Welcome", Counter(), []
-    for slide in read(f"slides/{day['id']}.md").split("---\n", 2)[2].split("\n---\n"):
-        header = re.search(r"<!-- header: (.*) -->", slide)
-        part = header[1] if header else part
-        notes = re.search(r"^<!--\n(\d+) min\b.*?-->", slide, re.M | re.S)
-        if not notes:
-            yield f"{part}: a slide without notes that begin with its minutes"
-        minutes[part] += int(notes[1]) if notes else 0
-        exercises += re.findall(r"<!-- begin exercise (\S+) -->", slide)
+    planned, minutes, exercises = Counter(), Counter(), []
+    for _, title, number, _, own in deck.timetable(deck.read_slides(day["id"], setting)[1]):
+        minutes[title] += number
+        exercises += own
     parts = parts_of(day, pages)
-    planned = Counter()
     for _, number, title, *_ in parts:
         planned[title] += number
     for title in planned | minutes:
         if planned[title] != minutes[title]:
-            yield f"{title}: {planned[title]} minutes planned, {minutes[title]} in the notes"
+            found = f"{planned[title]} minutes planned, {minutes[title]} in the notes"
+            yield f"{title}, {setting}: {found}"
     if exercises != [x for part in day["parts"] for x in part.get("exercises", [])]:
         yield "the exercises are not those of the timetable"
     typing = sum(number for _, number, *_, part in parts if "exercises" in part)
     if day["id"] != "beyond" and typing < 150:
         yield f"people type for {typing} minutes, not 150"
+
+
+def of_short(name):
+    """Yield where a deck made of others differs from its timetable, or a break is late."""
+    tables = [deck.timetable(deck.read_slides(name, x)[1]) for x in deck.SETTINGS]
+    if tables[1:] != tables[:-1]:
+        yield "its minutes are not the same in all settings"
+    if deck.as_table(tables[0]) not in read("slides/TEACHING.md"):
+        yield f"TEACHING.md lacks what `python3 slides/deck.py {name} timetable` prints"
+    sitting = 0
+    for begin, part, number, *_ in tables[0]:
+        sitting = 0 if part in deck.BREAKS else sitting + number
+        if sitting > 90:
+            yield f"no break for more than 90 minutes at {begin}"
 
 
 def of_list(lessons):
@@ -231,6 +241,10 @@ def of_exercise(exercise):
     check = f"def check_{number.replace('.', '_')}("
     if not checks.exists() or check not in checks.read_text():
         yield f"{checks.relative_to(ROOT)} has no {check}exercise, rank, world_size)"
+    answers = tomllib.loads((file.parent / "checks/answers.toml").read_text())["answer"]
+    kinds = {answer["says"] == "passes" for answer in answers if answer["exercise"] == number}
+    for right in {True, False} - kinds:
+        yield f"answers.toml has no {'right' if right else 'wrong'} answer"
     if not file.exists():
         yield "the solution has no exercise of this name"
         return
@@ -276,11 +290,15 @@ def main():
     for page in pages:
         if "id" in page:
             found += [(page["file"], words) for words in of_page(page)]
-    for day in read_days():
-        found += [(f"slides/{day['id']}.md", words) for words in of_deck(day, pages)]
+    for day, setting in itertools.product(read_days(), deck.SETTINGS):
+        found += [(f"slides/{day['id']}.md", words) for words in of_deck(day, pages, setting)]
+    for name in ("half-day", "sharding"):
+        found += [(f"slides/{name}.md", words) for words in of_short(name)]
     for page in PAGES:
         if read(page).count("<details>") != read(page).count("</details>"):
             found.append((page, "a folded block has no end"))
+    for name, setting in itertools.product(DECKS, ["laptop", "cloud"]):
+        deck.write(Path(name).stem, setting)  # it ends here if a word is left open
     found += [("scripts/course.toml", words) for words in of_list(read_lessons())]
     found += [("below the dividing line", words) for words in of_shared()]
     found += [(f"data/records/{SHOWN}.json", words) for words in of_records()]

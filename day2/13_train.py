@@ -22,7 +22,6 @@ import random
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import traceback
@@ -74,15 +73,12 @@ def build_model(args, train_set):
     if args.model == "resnet18":
         model = models.resnet18(num_classes=10)
         return model, [model.layer1, model.layer2, model.layer3, model.layer4]
-    model = nn.Sequential(
-        nn.Sequential(nn.Conv2d(3, 16, kernel_size=5, stride=2), nn.ReLU()),
-        nn.Sequential(nn.Conv2d(16, 32, kernel_size=5, stride=2), nn.ReLU()),
-        nn.AdaptiveAvgPool2d(4),
-        nn.Flatten(),
-        nn.Sequential(nn.Linear(32 * 4 * 4, 64), nn.ReLU()),
-        nn.Linear(64, 10),
-    )
-    return model, [model[0], model[1], model[4]]
+    first = nn.Sequential(nn.Conv2d(3, 16, kernel_size=5, stride=2), nn.ReLU())
+    second = nn.Sequential(nn.Conv2d(16, 32, kernel_size=5, stride=2), nn.ReLU())
+    flat = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten())
+    third = nn.Sequential(nn.Linear(32 * 4 * 4, 64), nn.ReLU())
+    model = nn.Sequential(first, second, flat, third, nn.Linear(64, 10))
+    return model, [first, second, third]
 
 
 def build_optimizer(model, args):
@@ -113,8 +109,7 @@ def log(trainer, step, values, title=""):
             trainer.board.add_scalar(name, value, step)
         if title:
             trainer.board.flush()
-    if title:
-        show(", ".join([title, *(f"{name} {x:.4g}" for name, x in values.items())]))
+            show(", ".join([title, *(f"{name} {x:.4g}" for name, x in values.items())]))
 
 
 class Trainer:
@@ -151,6 +146,8 @@ class Trainer:
             self.lines.append(f"{name}: {kind}")
         self.wrapped = wrap(self.model, parts, device, args)
         self.optimizer = build_optimizer(self.model, args)
+        if isinstance(self.optimizer, torch.optim.SparseAdam):
+            raise Problem("SparseAdam cannot resume: take SGD without momentum")
         self.lines.append(f"optimizer: {type(self.optimizer).__name__}")
         for group in self.optimizer.param_groups:
             group["initial_lr"] = group["lr"]
@@ -321,8 +318,7 @@ class Trainer:
         for line, own in zip_longest(lines, self.lines):
             if line != own:
                 where = f"{path or 'rank 0'} has {line!r}, rank {self.rank} has {own!r}"
-                what = "keep it, or name a new --checkpoint-dir"
-                what = what if path else "give every rank the same data and script"
+                what = "make them equal, or name a new --checkpoint-dir"
                 raise Problem(f"this is another training: {where}: {what}")
         if path:
             state = self.state()
@@ -382,7 +378,8 @@ class Trainer:
         # Read by workers: a file that the rank opened now would be shared by them all.
         sums = [checksum(batch) for batch in self.read([keys, keys])]
         if sums[0] != sums[1]:  # although the seed was the same
-            raise Problem(f"{name}: draw random numbers from torch, numpy or random")
+            what = "one index gives two samples: draw random numbers from torch, numpy"
+            raise Problem(f"{name}: {what} or random, and read nothing in turn")
         return f"{name}: {count:,} samples with checksum {sums[0]:08x}"
 
 
@@ -441,14 +438,12 @@ def main(args):
             return 0 if "TORCHELASTIC_RUN_ID" in os.environ else os.EX_TEMPFAIL
         tested = trainer.evaluate()
     equal = trainer.export("model.safetensors")
-    if trainer.rank == 0:
-        count = len(trainer.sets["test"])
-        holds = tested == count and all(equal)
-        claim = f"{tested:,.0f} of {count:,} tested, model.safetensors has "
-        claim += f"{sum(equal)} of {len(equal)} tensors equal"
-        print(f"=> {claim}: {'ok' if holds else 'WRONG'}")
-        return 0 if holds else 1
-    return 0
+    count = len(trainer.sets["test"])
+    holds = tested == count and all(equal)
+    claim = f"{tested:,.0f} of {count:,} tested, model.safetensors has "
+    claim += f"{sum(equal)} of {len(equal)} tensors equal"
+    show(f"=> {claim}: {'ok' if holds else 'WRONG'}")
+    return 0 if holds else 1
 
 
 # ---- Shared helpers, identical in every lesson
@@ -513,11 +508,6 @@ def own_device():
     return device, dist.get_default_backend_for_device(device)
 
 
-def note_signal(number, frame):
-    """Note a signal. It may come in the middle of a step."""
-    SIGNALED.append(number)
-
-
 def name_rank():
     """Set torchrun's variables: srun has started this rank, or it is the only one."""
     given = os.environ
@@ -528,10 +518,10 @@ def name_rank():
     given.update(RANK=given["SLURM_PROCID"], LOCAL_RANK=given["SLURM_LOCALID"])
     most = math.ceil(int(ranks) / int(given["SLURM_STEP_NUM_NODES"]))
     given.update(LOCAL_WORLD_SIZE=str(most), WORLD_SIZE=ranks)
-    nodes = ["scontrol", "show", "hostnames", given["SLURM_STEP_NODELIST"]]
-    host = subprocess.check_output(nodes, text=True).split()[0]
+    # Of n[4-7,9],m2 the first is n4.
+    nodes = re.sub(r"\[(\w+)[^]]*]", r"\1", given["SLURM_STEP_NODELIST"])
     port = 20_000 + (int(given["SLURM_JOB_ID"]) + int(given["SLURM_STEP_ID"])) % 10_000
-    given.update(MASTER_ADDR=host, MASTER_PORT=str(port))
+    given.update(MASTER_ADDR=nodes.split(",")[0], MASTER_PORT=str(port))
 
 
 def parse_args():
@@ -577,7 +567,7 @@ def parse_args():
 
 if __name__ == "__main__":
     for each in SIGNALS:
-        signal.signal(each, note_signal)
+        signal.signal(each, lambda number, frame: SIGNALED.append(number))
     if "RANK" not in os.environ:
         name_rank()
     os.environ.setdefault("LOCAL_RANK", os.environ["RANK"])  # Kubernetes gives none

@@ -22,6 +22,8 @@ class Model(NamedTuple):
     vocabulary: int
     gated: bool = True  # SwiGLU: three matrices
     kept: float = 4  # such numbers that backward needs: 3 if SwiGLU is one kernel
+    experts: float = 1  # MLPs of a layer
+    active: int = 1  # of them, for a token
 
     @property
     def shared(self):
@@ -32,7 +34,7 @@ class Model(NamedTuple):
     def layer(self):
         """Parameters of a layer's matrices."""
         attention = (2 + 2 * self.shared) * self.width**2
-        return round(attention + (2 + self.gated) * self.width * self.mlp)
+        return round(attention + self.experts * (2 + self.gated) * self.width * self.mlp)
 
     @property
     def ends(self):
@@ -84,7 +86,9 @@ def kept(model, tensor=1):
     """Return the bytes that a layer keeps for each token with flash attention."""
     # What goes into the norms, query, keys and values, what attention gives, the MLP's numbers;
     # what the norms give is whole on each rank.
-    divided = (4 + 2 * model.shared) * model.width + model.kept * model.mlp
+    copies = 2 * model.width if model.experts > 1 else 0  # to an expert, and back
+    mlp = model.active * (model.kept * model.mlp + copies)
+    divided = (4 + 2 * model.shared) * model.width + mlp
     return 2 * (2 * model.width + divided / tensor)
 
 

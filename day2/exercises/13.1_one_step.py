@@ -3,8 +3,8 @@
 Lesson:  13
 Kind:    fill in, 15 minutes
 Task:    Complete step(): one step for all batches of a group, and one message for it.
-         Every point counts the same, although the last batch is smaller. The run does
-         not count messages: only the check does.
+         Every point counts the same, although the last batch is smaller. There's memory
+         for one batch at a time. The run does not count messages: only the check does.
 Run:     python day2/exercises/13.1_one_step.py
 Check:   python scripts/check.py 13.1
 """

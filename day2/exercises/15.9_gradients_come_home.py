@@ -46,6 +46,11 @@ def scores_of(query, key, query_places, key_places):
     return scores
 
 
+def seen(query_places, key_places):
+    """Return which queries see one of these keys, and which keys are seen: bool [n]."""
+    return query_places >= key_places.min(), key_places <= query_places.max()
+
+
 class RingAttention(torch.autograd.Function):
     """Attention of this rank's queries to all that comes before them in the text.
 
@@ -66,14 +71,17 @@ class RingAttention(torch.autograd.Function):
                 key = pass_on(key)
                 value = pass_on(value)
             owner = (rank - step) % world_size  # whose keys these are
-            scores = scores_of(query, key, places[rank], places[owner])
-            before = largest
+            q, k = seen(places[rank], places[owner])
+            if not q.any():
+                continue  # the mask hides this piece entirely
+            scores = scores_of(query[q], key[k], places[rank][q], places[owner][k])
+            before = largest[q]
             # Its own keys come first, so each query has seen one: itself. It's finite.
-            largest = torch.maximum(before, scores.amax(1, keepdim=True))
-            shrink = (before - largest).exp()
-            weights = (scores - largest).exp()
-            total = shrink * total + weights.sum(1, keepdim=True)
-            result = shrink * result + weights @ value
+            largest[q] = torch.maximum(before, scores.amax(1, keepdim=True))
+            shrink = (before - largest[q]).exp()
+            weights = (scores - largest[q]).exp()
+            total[q] = shrink * total[q] + weights.sum(1, keepdim=True)
+            result[q] = shrink * result[q] + weights @ value[k]
         result = result / total
         log_total = largest + total.log()
         context.places = places
@@ -132,6 +140,12 @@ def count_pairs(text, places):
     return scores.isfinite().sum().item()
 
 
+def count_scores(rank, places):
+    """Return how many scores a rank computes, with those that the mask then hides."""
+    parts = [seen(places[rank], other) for other in places]
+    return sum(q.sum().item() * k.sum().item() for q, k in parts)
+
+
 def main():
     """Run on every rank: for both orders, count pairs, and compare with one process."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -146,8 +160,10 @@ def main():
         far = [(a - b[places[rank]]).abs().max() for a, b in zip(mine, right)]
         far = gather(max(far).item())
         pairs = gather(pairs)
+        scores = gather(count_scores(rank, places))
         if rank == 0:
             print(f"{deal.__name__}: pairs of a query and a key on each rank: {pairs}")
+            print(f"scores computed for them: {scores}, of {length**2 // world_size}")
             print(f"from one process's result and gradients: {max(far):.1e} away")
 
 

@@ -5,6 +5,7 @@ Kind:    fill in, 40 minutes
 Task:    Between its split layers, tensor parallel keeps all positions of a text on each
          rank. Let each rank keep only its share of them there: sequence parallel.
          Complete GatherColumns and RowsScatter (TODO 1 to 4), and finish() (TODO 5).
+         You need all_reduce, all_gather and reduce_scatter from below main().
 Run:     python day2/exercises/16.2_a_share_of_the_positions.py
 Check:   python scripts/check.py 16.2
 """
@@ -21,30 +22,6 @@ from torch import nn
 WIDTH = 192  # numbers for each position
 POSITIONS = 48  # in the text. With N ranks, a rank's share is POSITIONS / N
 sent = []  # bytes that this rank sends in each message, if they go around in a ring
-
-
-def all_reduce(part):
-    """Return the sum over all ranks."""
-    total = part.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total)
-    note(2, total)
-    return total
-
-
-def all_gather(share):
-    """Return the positions of all ranks: [POSITIONS / N, n] to [POSITIONS, n]."""
-    whole = share.new_empty(len(share) * dist.get_world_size(), share.shape[1])
-    dist.all_gather_into_tensor(whole, share.contiguous())
-    note(1, whole)
-    return whole
-
-
-def reduce_scatter(part):
-    """Return this rank's positions of the sum: [POSITIONS, n] to [POSITIONS / N, n]."""
-    share = part.new_empty(len(part) // dist.get_world_size(), part.shape[1])
-    dist.reduce_scatter_tensor(share, part.contiguous())
-    note(1, part)
-    return share
 
 
 class Columns(torch.autograd.Function):
@@ -111,6 +88,11 @@ class RowsScatter(torch.autograd.Function):
         return gradient @ weight, gradient.T @ x
 
 
+def finish(block):
+    """After backward in a block of shares, complete the gradients of what is whole."""
+    # TODO 5: whole are the weight and the bias of block.norm. What have they seen?
+
+
 class Block(nn.Module):
     """Norm, two layers, residual. way: alone, tensor, sequence, or again."""
 
@@ -135,9 +117,59 @@ class Block(nn.Module):
         return x + RowsScatter.apply(y, self.down)
 
 
-def finish(block):
-    """After backward in a block of shares, complete the gradients of what is whole."""
-    # TODO 5: whole are the weight and the bias of block.norm. What have they seen?
+def main():
+    """Run on every rank: compare with one process, and count."""
+    ranks = dist.get_world_size()
+    x = torch.randn(POSITIONS, WIDTH, generator=torch.Generator().manual_seed(1))
+    formulas = {"tensor": 8 + 32 / ranks, "sequence": 4 + 36 / ranks}
+    formulas["again"] = 40 / ranks
+    if dist.get_rank() == 0:
+        print(f"alone: keeps {run('alone', x)[1]:.2f} bytes for each number of x")
+    for way, formula in formulas.items():
+        results, kept, bytes_sent = run(way, x)
+        pairs = zip(results, right_for(way, x))
+        far = torch.stack([(mine - right).abs().max() for mine, right in pairs])
+        dist.all_reduce(far, dist.ReduceOp.MAX)
+        if dist.get_rank() == 0:
+            text = f"keeps {kept:.2f} (formula {formula:.2f}), sends {bytes_sent:.2f}"
+            gaps = f"output {far[0]:.0e}, gradients {far[1:].max():.0e}"
+            print(f"{way}: {text}; from one process: {gaps} away")
+
+
+def all_reduce(part):
+    """Return the sum over all ranks."""
+    total = part.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total)
+    note(2, total)
+    return total
+
+
+def all_gather(share):
+    """Return the positions of all ranks: [POSITIONS / N, n] to [POSITIONS, n]."""
+    whole = share.new_empty(len(share) * dist.get_world_size(), share.shape[1])
+    dist.all_gather_into_tensor(whole, share.contiguous())
+    note(1, whole)
+    return whole
+
+
+def reduce_scatter(part):
+    """Return this rank's positions of the sum: [POSITIONS, n] to [POSITIONS / N, n]."""
+    share = part.new_empty(len(part) // dist.get_world_size(), part.shape[1])
+    dist.reduce_scatter_tensor(share, part.contiguous())
+    note(1, part)
+    return share
+
+
+def note(times, whole):
+    """Note what a rank sends in a ring: a message (or two) but for its own part."""
+    ranks = dist.get_world_size()
+    sent.append(times * whole.nbytes * (ranks - 1) / ranks)
+
+
+def own_part(tensor, dim):
+    """Return this rank's part of a tensor, cut along dim."""
+    parts = tensor.detach().chunk(dist.get_world_size(), dim)
+    return parts[dist.get_rank()].clone()
 
 
 def run(way, x):
@@ -168,37 +200,6 @@ def right_for(way, x):
     if way in ("sequence", "again"):
         output, of_x = own_part(output, 0), own_part(of_x, 0)
     return [output, of_x, own_part(of_up, 0), own_part(of_down, 1), *of_norm]
-
-
-def main():
-    """Run on every rank: compare with one process, and count."""
-    ranks = dist.get_world_size()
-    x = torch.randn(POSITIONS, WIDTH, generator=torch.Generator().manual_seed(1))
-    formulas = {"tensor": 8 + 32 / ranks, "sequence": 4 + 36 / ranks}
-    formulas["again"] = 40 / ranks
-    if dist.get_rank() == 0:
-        print(f"alone: keeps {run('alone', x)[1]:.2f} bytes for each number of x")
-    for way, formula in formulas.items():
-        results, kept, bytes_sent = run(way, x)
-        pairs = zip(results, right_for(way, x))
-        far = torch.stack([(mine - right).abs().max() for mine, right in pairs])
-        dist.all_reduce(far, dist.ReduceOp.MAX)
-        if dist.get_rank() == 0:
-            text = f"keeps {kept:.2f} (formula {formula:.2f}), sends {bytes_sent:.2f}"
-            gaps = f"output {far[0]:.0e}, gradients {far[1:].max():.0e}"
-            print(f"{way}: {text}; from one process: {gaps} away")
-
-
-def own_part(tensor, dim):
-    """Return this rank's part of a tensor, cut along dim."""
-    parts = tensor.detach().chunk(dist.get_world_size(), dim)
-    return parts[dist.get_rank()].clone()
-
-
-def note(times, whole):
-    """Note what a rank sends in a ring: a message (or two) but for its own part."""
-    ranks = dist.get_world_size()
-    sent.append(times * whole.nbytes * (ranks - 1) / ranks)
 
 
 def count_kept(model, x):

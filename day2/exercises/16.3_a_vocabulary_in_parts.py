@@ -4,6 +4,7 @@ Lesson:  16
 Kind:    fill in, 20 minutes
 Task:    Each rank has the logits of its own part of the vocabulary. Compute the loss
          without gathering them: complete loss_in_parts(), with three short messages.
+         You need all_reduce and AddUp from below main().
          The run's logits are small: only the check has large ones, too.
 Run:     python day2/exercises/16.3_a_vocabulary_in_parts.py
 Check:   python scripts/check.py 16.3
@@ -17,12 +18,45 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-VOCABULARY = (
-    12000  # tokens. With N ranks, each has VOCABULARY / N: rank 0 the first ones
-)
+VOCABULARY = 12000  # tokens. Each of N ranks has VOCABULARY / N, rank 0 the first
 POSITIONS = 32
 WIDTH = 32
 sent = []  # bytes that this rank sends in each message, if they go around in a ring
+
+
+def loss_gathered(logits, targets):
+    """Return the cross entropy, from all logits on every rank."""
+    return F.cross_entropy(Gather.apply(logits), targets)
+
+
+def loss_in_parts(logits, targets):
+    """Return the cross entropy, the mean over the positions: the same on all ranks.
+
+    logits: float32 [positions, VOCABULARY / N], of this rank's tokens.
+    targets: int64 [positions], tokens of the whole vocabulary, the same on all ranks.
+    """
+    # TODO 1: largest, the largest logit at each position, from all ranks. all_reduce
+    # TODO 2: total, at each position the sum of exp(logit - largest). AddUp.apply
+    # TODO 3: score, at each position logit - largest of the target, which only one rank
+    # has. What do the others add? AddUp.apply
+    # The loss is the mean of total.log() - score.
+    return loss_gathered(logits, targets)
+
+
+def main():
+    """Run on every rank: compare both ways with one process."""
+    data = make_data()
+    loss, *right = run_alone(*data)
+    if dist.get_rank() == 0:
+        print(f"one process: loss {loss:.4f}")
+    for name, loss_of in (("gathered", loss_gathered), ("in parts", loss_in_parts)):
+        loss, *gradients, bytes_sent = run(loss_of, *data)
+        pairs = zip(gradients, right)
+        far = torch.stack([(mine - one).abs().max() for mine, one in pairs]).max()
+        dist.all_reduce(far, dist.ReduceOp.MAX)
+        if dist.get_rank() == 0:
+            text = f"loss {loss:.4f}, gradients {far:.0e} away, {bytes_sent:,.0f} bytes"
+            print(f"{name}: {text} sent in forward")
 
 
 def all_reduce(own, op=dist.ReduceOp.SUM):
@@ -31,6 +65,12 @@ def all_reduce(own, op=dist.ReduceOp.SUM):
     dist.all_reduce(result, op)
     note(2, result)
     return result
+
+
+def note(times, whole):
+    """Note what a rank sends in a ring: a message (or two) but for its own part."""
+    ranks = dist.get_world_size()
+    sent.append(times * whole.nbytes * (ranks - 1) / ranks)
 
 
 class Copy(torch.autograd.Function):
@@ -73,25 +113,6 @@ class Gather(torch.autograd.Function):
         return gradient.chunk(dist.get_world_size(), 1)[dist.get_rank()]
 
 
-def loss_gathered(logits, targets):
-    """Return the cross entropy, from all logits on every rank."""
-    return F.cross_entropy(Gather.apply(logits), targets)
-
-
-def loss_in_parts(logits, targets):
-    """Return the cross entropy, the mean over the positions: the same on all ranks.
-
-    logits: float32 [positions, VOCABULARY / N], of this rank's tokens.
-    targets: int64 [positions], tokens of the whole vocabulary, the same on all ranks.
-    """
-    # TODO 1: largest, the largest logit at each position, from all ranks. all_reduce
-    # TODO 2: total, at each position the sum of exp(logit - largest). AddUp.apply
-    # TODO 3: score, at each position logit - largest of the target, which only one rank
-    # has. What do the others add? AddUp.apply
-    # The loss is the mean of total.log() - score.
-    return loss_gathered(logits, targets)
-
-
 def run(loss_of, hidden, weight, targets):
     """Return the loss, the gradients of hidden and of this rank's part of weight, and
     the bytes that forward sends.
@@ -123,28 +144,6 @@ def make_data():
     weight = torch.randn(VOCABULARY, WIDTH, generator=generator) / WIDTH**0.5
     targets = torch.randint(VOCABULARY, (POSITIONS,), generator=generator)
     return hidden, weight, targets
-
-
-def main():
-    """Run on every rank: compare both ways with one process."""
-    data = make_data()
-    loss, *right = run_alone(*data)
-    if dist.get_rank() == 0:
-        print(f"one process: loss {loss:.4f}")
-    for name, loss_of in (("gathered", loss_gathered), ("in parts", loss_in_parts)):
-        loss, *gradients, bytes_sent = run(loss_of, *data)
-        pairs = zip(gradients, right)
-        far = torch.stack([(mine - one).abs().max() for mine, one in pairs]).max()
-        dist.all_reduce(far, dist.ReduceOp.MAX)
-        if dist.get_rank() == 0:
-            text = f"loss {loss:.4f}, gradients {far:.0e} away, {bytes_sent:,.0f} bytes"
-            print(f"{name}: {text} sent in forward")
-
-
-def note(times, whole):
-    """Note what a rank sends in a ring: a message (or two) but for its own part."""
-    ranks = dist.get_world_size()
-    sent.append(times * whole.nbytes * (ranks - 1) / ranks)
 
 
 # ---- Shared helpers, identical in every exercise

@@ -9,8 +9,8 @@ from catalog import ROOT
 from records import stale
 
 BEGIN = 9 * 60  # the minute of the day at which a class begins
-DECKS = ["slides/day1.md", "slides/day2.md", "slides/beyond.md"]
-GLOBS = ("*.md", "[!.]*/*.md", "*/exercises/*.md", "tests/faults/*.md", "data/records/*.md")
+DECKS = [f"slides/{x}.md" for x in ("day1", "day2", "beyond", "half-day", "sharding")]
+GLOBS = ("*.md", "[!.]*/*.md", "*/exercises/*.md", "data/records/*.md")
 FILES = [str(x.relative_to(ROOT)) for glob in GLOBS for x in sorted(ROOT.glob(glob))]
 PAGES = [file for file in FILES if file not in DECKS]
 PLAY = "slides/play.html"  # it has values only

@@ -18,6 +18,7 @@ function compute(all) {
     ring: course.ring(s.ranks),
     step: course.step(s),
     fit: course.fit(s),
+    together: [s, { on: 2 }].map((way) => course.fitTogether({ ...s, bf16: true, again: s.checkpointing }, way)),
     schedule: course.schedule(s.name, s.ranks, s.parts, s.backward),
   }));
 }
@@ -75,6 +76,14 @@ function use() {
       slide(slider, value > 0.5 ? 0 : 1);
       check(section, `${slider.ariaLabel} does nothing`, figure.innerHTML !== drawn);
       slide(slider, value);
+    }
+    for (const chosen of section.querySelectorAll("#fit select")) {
+      const drawn = figure.innerHTML;
+      chosen.selectedIndex = chosen.options.length > 3 ? 2 : 1;
+      chosen.dispatchEvent(new Event("input", { bubbles: true }));
+      check(section, `${chosen.name} does nothing`, figure.innerHTML !== drawn);
+      const [above, under] = [figure.getBoundingClientRect(), chosen.getBoundingClientRect()];
+      check(section, "out of sight while one chooses", above.right < under.left || above.top >= -1);
     }
     check(section, "wider than the screen", document.documentElement.scrollWidth <= innerWidth);
   }

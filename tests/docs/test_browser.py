@@ -12,17 +12,17 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from catalog import load, read_days
-from docs.pages import PLAY
-from formulas import operations
+from catalog import load
+from docs.pages import DECKS, PLAY
+from formulas import Model, around, holds, operations, sends
 from runner import report
 from support.run import (
     ROOT,
     load_lesson,
     open_in_browser,
+    output_of,
     recorded_output,
     require_browser,
-    require_programs,
     run,
     seeded_rng,
     skip_or_fail_in_ci,
@@ -30,6 +30,7 @@ from support.run import (
 
 COST, FSDP, TENSOR, PIPELINE = map(load_lesson, ("18", "15", "16", "17"))
 PREDICT = load("scripts/predict_step.py")
+COUNT = load("day2/count_step.py")
 BUBBLE = load("day2/exercises/solutions/17.3_fill_the_bubble.py")
 PAGE = (ROOT / PLAY).read_text()
 
@@ -69,6 +70,10 @@ def choose(rng):
         "parts": rng.choice([1, 2, 3, 4, 5, 8, 12, 16, 24, 32]),
         "name": rng.choice(["GPipe", "1F1B", "interleaved", "zero bubble"]),
         "backward": rng.choice([1, 2]),
+        "checkpointing": rng.random() < 0.5,
+        "experts": rng.choice([1, 8]),
+        "tensor": rng.choice([1, 2]),
+        "context": rng.choice([1, 2]),
     }
 
 
@@ -130,6 +135,28 @@ def check_fit(s, fit):
     assert fit["computing"] == pytest.approx(needed / s["tflops"] / 1e9)
 
 
+def check_together(s, pages):
+    """FSDP with tensor and context ranks, or with experts on two ranks."""
+    context, tensor, again = s["context"], s["tensor"], s["checkpointing"]
+    sizes = s["layers"], s["width"], 1, 1, 4 * s["width"], s["vocabulary"], False, 2
+    model = Model(*sizes, s["experts"], min(2, s["experts"]))
+    ranks, tokens = s["gpus"] * s["nodes"], s["texts"] * s["length"]
+    layout = COUNT.Layout(1, ranks / context / tensor, context, tensor)
+    case = model, layout, tokens / context, again
+    # FSDP divides what is not an expert between all ranks; others have the same experts.
+    apart = COUNT.Layout(1, ranks), tokens, again
+    own, rest = model._replace(experts=model.experts / 2), model._replace(experts=0)
+    experts = holds(model, *apart) | sends(rest, *apart)
+    experts["whole"] = holds(own, *apart)["whole"]
+    experts["own"] = 6 * around(ranks / 2) * model.layers * (own.layer - rest.layer)
+    experts["experts"] = (6 if again else 4) * model.layers * tokens * model.width * model.active
+    for page, right in zip(pages, (holds(*case) | sends(*case), experts), strict=True):
+        found = page["bytes"] | page["sends"] | {"replicas": 0}
+        found["loss"] = found["scores"]
+        found["model"] = sum(found[x] for x in ("parameters", "gradients", "states"))
+        assert {x: found[x] for x in right} == pytest.approx(right)
+
+
 def check_schedule(s, found):
     name, ranks, parts = s["name"], s["ranks"], s["parts"]
     if name == "interleaved":
@@ -162,6 +189,7 @@ def test_the_page_computes_what_the_lessons_compute(tmp_path, monkeypatch):
         check_ring(s, found["ring"])
         check_step(s, found["step"])
         check_fit(s, found["fit"])
+        check_together(s, found["together"])
         check_schedule(s, found["schedule"])
 
 
@@ -179,13 +207,10 @@ def test_the_page_reads_links_from_a_report_and_from_lesson_18(tmp_path):
 
 @pytest.mark.full
 def test_the_slides_can_be_built_and_nothing_is_cut_off(tmp_path):
-    require_programs("npm")
     require_browser("Liberation Sans", "DejaVu Sans Mono")
     slides, folder = ROOT / "slides", tmp_path / "slides"
-    made = shutil.ignore_patterns("node_modules", "*.html", "*.pdf")
-    shutil.copytree(slides, folder, ignore=made)
-    (tmp_path / "day1").mkdir()
-    shutil.copy(ROOT / "day1" / "CHEATSHEET.md", tmp_path / "day1")
+    shutil.copytree(slides, folder, ignore=shutil.ignore_patterns("node_modules"))
+    shutil.copytree(ROOT / "day1", tmp_path / "day1")
     if (slides / "node_modules" / "made-from").exists():
         (folder / "node_modules").symlink_to(slides / "node_modules")
     status, said = run([folder / "build.sh", "cheatsheet"], 200, tmp_path, None)
@@ -193,11 +218,14 @@ def test_the_slides_can_be_built_and_nothing_is_cut_off(tmp_path):
         skip_or_fail_in_ci(f"npm could not install marp: {said}")
     assert status == 0, said
     assert (folder / "cheatsheet.pdf").read_bytes().startswith(b"%PDF-")
+    (folder / "site.txt").write_text("place = --account=a\nnodes =\n")
+    said = output_of(run([folder / "build.sh", "--for", "cluster"], 200, tmp_path, None), 1)
+    assert said.startswith("slides/site.txt has no word for: nodes.")
     marp = [folder / "node_modules" / ".bin" / "marp", "--no-stdin", "--template", "bare"]
-    for day in read_days():
-        status, said = run([*marp, f"{day['id']}.md"], 200, folder, None)
-        assert status == 0, said
-        page = folder / f"{day['id']}.html"
+    write, page = load("slides/deck.py").write, folder / "deck.html"
+    for name in DECKS:
+        (folder / "deck.md").write_text(write(Path(name).stem, "laptop"))
+        output_of(run([*marp, "deck.md"], 200, folder, None))
         assert in_page(page.read_text(), page, "unseen") == []
 
 

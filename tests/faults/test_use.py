@@ -6,6 +6,7 @@ import sys
 from unittest import mock
 
 import pytest
+from catalog import load
 from faults import Job, nine_images, refused
 from support.cases import written_by
 from support.run import (
@@ -102,6 +103,24 @@ def test_a_number_that_cannot_work_is_refused(lesson_id, monkeypatch, capsys):
         monkeypatch.delenv("DIST_TIMEOUT")
         monkeypatch.setenv("WORLD_SIZE", "2")
         refuses("50")  # torchrun has started two
+
+
+BAD = [
+    ("scripts/compare_losses", "a b --steps -5"),
+    ("scripts/compare_losses", "a b --limit nan"),
+    ("scripts/predict_step", "--parameters 25e6 --samples 64 --step-ms nan"),
+    ("scripts/predict_step", "--parameters 1e300 --samples 64 --step-ms 100"),
+    ("day2/count_step", "8B --tensor 3"),
+    ("day2/count_step", "8B --shards -1"),
+]
+
+
+@pytest.mark.parametrize(("script", "arguments"), BAD)
+def test_a_script_refuses_what_it_cannot_compute(script, arguments, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [f"{script}.py", *arguments.split()])
+    with pytest.raises(SystemExit, match="2"):
+        load(f"{script}.py").main()
+    assert ".py: error: " in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_nothing_is_replaced_but_with_force_what_an_earlier_run_wrote(tmp_path):

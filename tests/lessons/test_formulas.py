@@ -59,11 +59,3 @@ def test_the_table_is_of_today_s_formulas():
         case = Model(*COUNT.MODELS[name]), layout, int(tokens.replace(",", "")), bool(again)
         formulas = [*sends(*case).values(), sum(holds(*case).values())]
         assert re.findall(r"/ ([\d.]+)", cells) == [f"{x / 1e9:.1f}" for x in formulas if x]
-
-
-@pytest.mark.parametrize("wrong", ["--tensor 3", "--shards -1"])
-def test_a_layout_that_cannot_be_gets_one_sentence(wrong, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["count_step.py", "8B", *wrong.split()])
-    with pytest.raises(SystemExit, match="2"):
-        COUNT.main()
-    assert "count_step.py: error: " in capsys.readouterr().err.splitlines()[-1]

@@ -82,13 +82,16 @@ def test_data_and_layers_that_are_not_ours(tmp_path):
     for epochs, middle, status, says in (
         (1, "index", 0, ": ok$"),
         (2, "index + 1", 1, "^this is another training: .* has 'train: 240 "),
-        (2, "os.urandom(1)[0]", 1, "^train: draw random numbers from torch"),
+        (2, "os.urandom(1)[0]", 1, "^train: one index gives two samples"),
         (2, "index // (index != 120)", 1, "test sample 120 cannot be read: ZeroDivisionError"),
     ):
         file.write_text(script.replace("MIDDLE", middle))
         output = output_of(run_ranks(2, file, epochs, *few, cwd=tmp_path), status)
         assert re.search(says, output, re.M), output
         assert "Traceback" not in output
+    sgd = "SGD(parameters, args.lr, momentum=0.0)"
+    file.write_text(script.replace("MIDDLE", "index").replace(sgd, "SparseAdam(parameters)"))
+    assert "\nSparseAdam cannot resume" in output_of(run_ranks(2, file, *few, cwd=tmp_path), 1)
 
 
 WRITE = {"pictures": write_weights, "table": write_table, "text": write_text}

@@ -81,6 +81,15 @@ def test_every_way_to_end_has_its_verdict_and_nothing_is_left(run_stand_ins, tmp
     assert "No &lt;wheels&gt;." in page
 
 
+def test_what_is_not_known_is_refused_before_anything_runs(run_stand_ins, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        run_stand_ins("well", "day7")
+    said = capsys.readouterr()
+    known = ", ".join(STAND_INS)
+    assert said.err.endswith(f"There is no lesson 'day7'. There are day1, day2 and {known}.\n")
+    assert said.out == ""
+
+
 # The report
 
 

@@ -1,4 +1,5 @@
 import tempfile
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -8,8 +9,15 @@ from torch.optim import SGD
 
 
 def check_13_1(exercise, rank, world_size):
+    held = []  # more points with a forward pass, fewer after its backward
+
+    def note(layer, inputs, output):
+        held.append(len(output))
+        output.register_hook(lambda gradient: held.append(-len(gradient)))
+
     torch.manual_seed(1)
     net = torch.nn.Linear(2, 1)
+    net.register_forward_hook(note)
     x, y = torch.randn(world_size, 9, 2), torch.zeros(world_size, 9, 1)
     model = DistributedDataParallel(net)
     with Messages() as sent:
@@ -17,6 +25,8 @@ def check_13_1(exercise, rank, world_size):
         exercise.step(model, SGD(net.parameters(), lr=0.5), group)
     yield Fact("after batches of 4, 4 and 1 points the weights are", net, "mean")
     yield Fact("messages in a step:", sent.calls.get("allreduce"), "messages")
+    most = max(accumulate(held))
+    yield Fact("points that it holds at a time:", most, "memory", most=4)
 
 
 def check_13_2(exercise, rank, world_size):
@@ -27,10 +37,15 @@ def check_13_2(exercise, rank, world_size):
         model = torch.nn.Linear(1, 1, bias=False)
         torch.nn.init.constant_(model.weight, size / 2)
         optimizer = SGD(model.parameters(), lr=1)
-        scaler = torch.amp.GradScaler("cpu")
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         exercise.step(model, optimizer, scaler, torch.ones(1, 1), torch.zeros(1, 1))
         moved = size / 2 - model.weight.item()
         yield Fact(f"a gradient of length {size:g} moved the weight by", moved)
+    before = flat(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    exercise.step(model, optimizer, scaler, torch.full((1, 1), 99.0), torch.zeros(1, 1))
+    yield Fact("a gradient that overflows leaves the weight at", model, right=before)
+    yield Fact("it makes the scale smaller:", scaler.get_scale() < 2.0**127)
 
 
 def check_13_3(exercise, rank, world_size):

@@ -5,7 +5,15 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from exercises.common import Fact, attempt, flat, gather, gradients, noted
+from exercises.common import (
+    Fact,
+    at_each_step,
+    attempt,
+    flat,
+    gather,
+    gradients,
+    noted,
+)
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -28,15 +36,34 @@ def check_15_2(exercise, rank, world_size):
 
 
 def check_15_3(exercise, rank, world_size):
+    sizes = at_each_step(lambda adam: (id(adam), numbers_of_states(adam)))
     trained, error = attempt(exercise.train, 20)
     yield Fact("training ended with error:", error, "step")
     if error:
         return
-    model, optimizer = trained
+    kept = sum(dict(sizes).values())  # of all that take steps here
     most = 2 * math.ceil(193 / world_size)  # two averages of the longest part
     what = "numbers that it keeps, of the 386 of Adam's states:"
-    yield Fact(what, exercise.states(optimizer.inner), "part", most=most)
-    yield Fact("parameters", model, "rest")
+    yield Fact(what, kept, "part", most=most)
+    yield Fact("parameters", trained[0], "rest")
+    # Adam's steps are the same for gradients of 4 times the length, SGD's are not.
+    torch.manual_seed(0)
+    model, whole = [torch.nn.Linear(4, 1) for _ in range(2)]
+    whole.load_state_dict(model.state_dict())
+    optimizer = exercise.ZeroOne(model, torch.optim.SGD, lr=0.1)
+    x = torch.randn(2 * world_size, 4)
+    model(x[rank::world_size]).square().mean().backward()
+    optimizer.step()
+    whole(x).square().mean().backward()
+    torch.optim.SGD(whole.parameters(), lr=0.1).step()
+    what = "with SGD on this check's model, after a step, parameters"
+    yield Fact(what, model, "step", right=flat(whole))
+
+
+def numbers_of_states(optimizer):
+    """Return how many numbers a rank keeps in the states of an optimizer."""
+    states = [x for state in optimizer.state.values() for x in state.values()]
+    return sum(len(flat(x)) for x in states if torch.is_tensor(x) and x.dim() > 0)
 
 
 def most_pieces_held(function, query, key, value, pieces):
@@ -125,6 +152,7 @@ def check_15_7(exercise, rank, world_size):
 
 def check_15_8(exercise, rank, world_size):
     numbers = len(flat(exercise.make_model()))
+    sizes = at_each_step(numbers_of_states)
     for steps in (1, 5):
         model, losses = exercise.train(steps, dist.group.WORLD)
         start = flat(exercise.make_model())
@@ -135,6 +163,7 @@ def check_15_8(exercise, rank, world_size):
         yield Fact(f"way of the weights in {steps} steps", moved)
     what = f"numbers that it keeps, of the model's {numbers}:"
     yield Fact(what, len(flat(model)), most=numbers // world_size)
+    yield Fact("numbers of Muon's states:", sizes[-1], most=numbers // world_size)
     yield Fact("loss in the end", losses[-1], most=losses[0])
 
 

@@ -1,14 +1,19 @@
 from itertools import accumulate
 
 import torch
-from exercises.common import Fact, gather, gradients
+from exercises.common import Fact, gather, gradients, noted
 
 
 def check_17_2(exercise, rank, world_size):
+    from torch.distributed.pipelining import Schedule1F1B
+
+    steps = noted(Schedule1F1B, "step")
     x = torch.linspace(-1, 1, 1024).reshape(64, 16)
+    rows = []  # in each forward pass
     passes = []  # 1: forward, -1: backward
 
     def note(stage, inputs, output):
+        rows.append(len(output))
         if output.requires_grad:
             passes.append(1)
             output.register_hook(lambda gradient: passes.append(-1))
@@ -23,6 +28,8 @@ def check_17_2(exercise, rank, world_size):
     # The last step only: before the first one, the library may try a stage out.
     most = max(accumulate(passes[-16:]), default=0)
     yield Fact("micro-batches held at most:", most, right=world_size - rank)
+    yield Fact("rows of a micro-batch:", rows[-1], right=8)
+    yield Fact("steps of the library's schedule:", len(steps), right=10)
 
 
 def check_17_1(exercise, rank, world_size):

@@ -46,6 +46,11 @@ def scores_of(query, key, query_places, key_places):
     return scores.masked_fill(key_places > query_places[:, None], -torch.inf)
 
 
+def seen(query_places, key_places):
+    """Return which queries see one of these keys, and which keys are seen: bool [n]."""
+    return query_places >= key_places.min(), key_places <= query_places.max()
+
+
 class RingAttention(torch.autograd.Function):
     """Attention of this rank's queries to all that comes before them in the text.
 
@@ -66,14 +71,17 @@ class RingAttention(torch.autograd.Function):
                 key = pass_on(key)
                 value = pass_on(value)
             owner = (rank - step) % world_size  # whose keys these are
-            scores = scores_of(query, key, places[rank], places[owner])
-            before = largest
+            q, k = seen(places[rank], places[owner])
+            if not q.any():
+                continue  # the mask hides this piece entirely
+            scores = scores_of(query[q], key[k], places[rank][q], places[owner][k])
+            before = largest[q]
             # Its own keys come first, so each query has seen one: itself. It's finite.
-            largest = torch.maximum(before, scores.amax(1, keepdim=True))
-            shrink = (before - largest).exp()
-            weights = (scores - largest).exp()
-            total = shrink * total + weights.sum(1, keepdim=True)
-            result = shrink * result + weights @ value
+            largest[q] = torch.maximum(before, scores.amax(1, keepdim=True))
+            shrink = (before - largest[q]).exp()
+            weights = (scores - largest[q]).exp()
+            total[q] = shrink * total[q] + weights.sum(1, keepdim=True)
+            result[q] = shrink * result[q] + weights @ value[k]
         result = result / total
         log_total = largest + total.log()
         context.places = places
@@ -92,12 +100,14 @@ class RingAttention(torch.autograd.Function):
         grad_sum = (grad * result).sum(1, keepdim=True)
         for step in range(world_size):
             owner = (rank - step) % world_size
-            scores = scores_of(query, key, places[rank], places[owner])
-            weights = (scores - log_total).exp()  # what softmax gives
-            scores_grad = weights * (grad @ value.T - grad_sum) / query.shape[1] ** 0.5
-            query_grad += scores_grad @ key
-            key_grad += scores_grad.T @ query
-            value_grad += weights.T @ grad
+            q, k = seen(places[rank], places[owner])
+            scores = scores_of(query[q], key[k], places[rank][q], places[owner][k])
+            weights = (scores - log_total[q]).exp()  # what softmax gives
+            scores_grad = weights * (grad[q] @ value[k].T - grad_sum[q])
+            scores_grad /= query.shape[1] ** 0.5
+            query_grad[q] += scores_grad @ key[k]
+            key_grad[k] += scores_grad.T @ query[q]
+            value_grad[k] += weights.T @ grad[q]
             # After the last step, only the gradients travel: one more time, home.
             if step < world_size - 1:
                 key = pass_on(key)
@@ -137,6 +147,12 @@ def count_pairs(text, places):
     return scores.isfinite().sum().item()
 
 
+def count_scores(rank, places):
+    """Return how many scores a rank computes, with those that the mask then hides."""
+    parts = [seen(places[rank], other) for other in places]
+    return sum(q.sum().item() * k.sum().item() for q, k in parts)
+
+
 def main():
     """Run on every rank: for both orders, count pairs, and compare with one process."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -151,8 +167,10 @@ def main():
         far = [(a - b[places[rank]]).abs().max() for a, b in zip(mine, right)]
         far = gather(max(far).item())
         pairs = gather(pairs)
+        scores = gather(count_scores(rank, places))
         if rank == 0:
             print(f"{deal.__name__}: pairs of a query and a key on each rank: {pairs}")
+            print(f"scores computed for them: {scores}, of {length**2 // world_size}")
             print(f"from one process's result and gradients: {max(far):.1e} away")
 
 

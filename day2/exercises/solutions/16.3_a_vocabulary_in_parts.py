@@ -4,6 +4,7 @@ Lesson:  16
 Kind:    fill in, 20 minutes
 Task:    Each rank has the logits of its own part of the vocabulary. Compute the loss
          without gathering them: complete loss_in_parts(), with three short messages.
+         You need all_reduce and AddUp from below main().
          The run's logits are small: only the check has large ones, too.
 Run:     python day2/exercises/solutions/16.3_a_vocabulary_in_parts.py
 Check:   python scripts/check.py 16.3 --solution
@@ -17,12 +18,49 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-VOCABULARY = (
-    12000  # tokens. With N ranks, each has VOCABULARY / N: rank 0 the first ones
-)
+VOCABULARY = 12000  # tokens. Each of N ranks has VOCABULARY / N, rank 0 the first
 POSITIONS = 32
 WIDTH = 32
 sent = []  # bytes that this rank sends in each message, if they go around in a ring
+
+
+def loss_gathered(logits, targets):
+    """Return the cross entropy, from all logits on every rank."""
+    return F.cross_entropy(Gather.apply(logits), targets)
+
+
+def loss_in_parts(logits, targets):
+    """Return the cross entropy, the mean over the positions: the same on all ranks.
+
+    logits: float32 [positions, VOCABULARY / N], of this rank's tokens.
+    targets: int64 [positions], tokens of the whole vocabulary, the same on all ranks.
+    """
+    # No gradient: whatever is subtracted from all logits, the loss is the same.
+    largest = all_reduce(logits.detach().amax(1), dist.ReduceOp.MAX)
+    shifted = logits - largest[:, None]
+    total = AddUp.apply(shifted.exp().sum(1))
+    tokens = logits.shape[1]
+    own = targets - dist.get_rank() * tokens  # counted from this rank's first token
+    has_it = (own >= 0) & (own < tokens)
+    score = shifted.gather(1, own.clamp(0, tokens - 1)[:, None]).squeeze(1)
+    score = AddUp.apply(score.where(has_it, 0))  # the others add 0
+    return (total.log() - score).mean()
+
+
+def main():
+    """Run on every rank: compare both ways with one process."""
+    data = make_data()
+    loss, *right = run_alone(*data)
+    if dist.get_rank() == 0:
+        print(f"one process: loss {loss:.4f}")
+    for name, loss_of in (("gathered", loss_gathered), ("in parts", loss_in_parts)):
+        loss, *gradients, bytes_sent = run(loss_of, *data)
+        pairs = zip(gradients, right)
+        far = torch.stack([(mine - one).abs().max() for mine, one in pairs]).max()
+        dist.all_reduce(far, dist.ReduceOp.MAX)
+        if dist.get_rank() == 0:
+            text = f"loss {loss:.4f}, gradients {far:.0e} away, {bytes_sent:,.0f} bytes"
+            print(f"{name}: {text} sent in forward")
 
 
 def all_reduce(own, op=dist.ReduceOp.SUM):
@@ -31,6 +69,12 @@ def all_reduce(own, op=dist.ReduceOp.SUM):
     dist.all_reduce(result, op)
     note(2, result)
     return result
+
+
+def note(times, whole):
+    """Note what a rank sends in a ring: a message (or two) but for its own part."""
+    ranks = dist.get_world_size()
+    sent.append(times * whole.nbytes * (ranks - 1) / ranks)
 
 
 class Copy(torch.autograd.Function):
@@ -73,29 +117,6 @@ class Gather(torch.autograd.Function):
         return gradient.chunk(dist.get_world_size(), 1)[dist.get_rank()]
 
 
-def loss_gathered(logits, targets):
-    """Return the cross entropy, from all logits on every rank."""
-    return F.cross_entropy(Gather.apply(logits), targets)
-
-
-def loss_in_parts(logits, targets):
-    """Return the cross entropy, the mean over the positions: the same on all ranks.
-
-    logits: float32 [positions, VOCABULARY / N], of this rank's tokens.
-    targets: int64 [positions], tokens of the whole vocabulary, the same on all ranks.
-    """
-    # No gradient: whatever is subtracted from all logits, the loss is the same.
-    largest = all_reduce(logits.detach().amax(1), dist.ReduceOp.MAX)
-    shifted = logits - largest[:, None]
-    total = AddUp.apply(shifted.exp().sum(1))
-    tokens = logits.shape[1]
-    own = targets - dist.get_rank() * tokens  # counted from this rank's first token
-    has_it = (own >= 0) & (own < tokens)
-    score = shifted.gather(1, own.clamp(0, tokens - 1)[:, None]).squeeze(1)
-    score = AddUp.apply(score.where(has_it, 0))  # the others add 0
-    return (total.log() - score).mean()
-
-
 def run(loss_of, hidden, weight, targets):
     """Return the loss, the gradients of hidden and of this rank's part of weight, and
     the bytes that forward sends.
@@ -127,28 +148,6 @@ def make_data():
     weight = torch.randn(VOCABULARY, WIDTH, generator=generator) / WIDTH**0.5
     targets = torch.randint(VOCABULARY, (POSITIONS,), generator=generator)
     return hidden, weight, targets
-
-
-def main():
-    """Run on every rank: compare both ways with one process."""
-    data = make_data()
-    loss, *right = run_alone(*data)
-    if dist.get_rank() == 0:
-        print(f"one process: loss {loss:.4f}")
-    for name, loss_of in (("gathered", loss_gathered), ("in parts", loss_in_parts)):
-        loss, *gradients, bytes_sent = run(loss_of, *data)
-        pairs = zip(gradients, right)
-        far = torch.stack([(mine - one).abs().max() for mine, one in pairs]).max()
-        dist.all_reduce(far, dist.ReduceOp.MAX)
-        if dist.get_rank() == 0:
-            text = f"loss {loss:.4f}, gradients {far:.0e} away, {bytes_sent:,.0f} bytes"
-            print(f"{name}: {text} sent in forward")
-
-
-def note(times, whole):
-    """Note what a rank sends in a ring: a message (or two) but for its own part."""
-    ranks = dist.get_world_size()
-    sent.append(times * whole.nbytes * (ranks - 1) / ranks)
 
 
 # ---- Shared helpers, identical in every exercise
