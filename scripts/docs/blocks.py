@@ -93,7 +93,7 @@ def fill(text, page, course):
                 new = excerpts.highlighted(new, shlex.split(marked))
             return begin + (new or old) + end
         except NOTHING as error:
-            raise ValueError(f"{page}: nothing matches this mark: {begin} {error}") from None
+            raise ValueError(f"{page}: nothing matches the mark {begin.strip()} {error}") from None
 
     def replace_value(match):
         begin, name, _, end = match.groups()
