@@ -44,7 +44,9 @@ def check_8_3(exercise, rank, world_size):
     )
     seen = {*chain(*gather(first))}
     yield Fact("work: points in the first epoch:", len(seen), "work")
-    yield Fact("work: the order of epoch 1 is that of epoch 0:", first == second, "work")
+    yield Fact(
+        "work: the order of epoch 1 is that of epoch 0:", first == second, "work"
+    )
     batch = [*chain(*gather(used[: len(used) // len(steps)]))]
     torch.manual_seed(0)
     model = exercise.make_model()
