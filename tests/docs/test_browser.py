@@ -23,6 +23,7 @@ from support.run import (
     output_of,
     recorded_output,
     require_browser,
+    require_programs,
     run,
     seeded_rng,
     skip_or_fail_in_ci,
@@ -208,6 +209,7 @@ def test_the_page_reads_links_from_a_report_and_from_lesson_18(tmp_path):
 @pytest.mark.full
 def test_the_slides_can_be_built_and_nothing_is_cut_off(tmp_path):
     require_browser("Liberation Sans", "DejaVu Sans Mono")
+    require_programs("npm")
     slides, folder = ROOT / "slides", tmp_path / "slides"
     shutil.copytree(slides, folder, ignore=shutil.ignore_patterns("node_modules"))
     shutil.copytree(ROOT / "day1", tmp_path / "day1")
