@@ -10,7 +10,8 @@ PATH = Path("checkpoint.pt")
 
 def check_6_1(exercise, rank, world_size):
     backward, all_reduce = torch.Tensor.backward, dist.all_reduce
-    flying, most, during = [], [], []
+    flying, most, during, ready = [], [], [], []
+    models = noted(exercise, "watch")
 
     class Message:
         def __init__(self, work):
@@ -25,6 +26,8 @@ def check_6_1(exercise, rank, world_size):
     def watched(tensor, *arguments, async_op=False, **options):
         message = Message(all_reduce(tensor, *arguments, async_op=True, **options))
         most.append(len(flying))
+        (model,), _ = models[-1]
+        ready.append(sum(x.grad is not None for x in model.parameters()))
         return message if async_op else message.wait()
 
     def noting(loss, *arguments, **options):
@@ -33,10 +36,13 @@ def check_6_1(exercise, rank, world_size):
         during.append(len(most) - before)
 
     torch.Tensor.backward, dist.all_reduce = noting, watched
-    model, _ = exercise.train(5)
+    model, counts = exercise.train(5)
     torch.Tensor.backward, dist.all_reduce = backward, all_reduce
     yield Fact("parameters", model, "finish")
     yield Fact("messages that backward starts, in each step:", during, "begin")
+    what = "gradients, of 8, that are there when the first message starts:"
+    yield Fact(what, min(ready), "begin", most=4)
+    yield Fact("messages in flight as train counts them:", counts, "finish")
     yield Fact("messages in flight at a time, at most:", max(most), "begin")
     yield Fact("messages that nobody has waited for:", len(flying), "begin", most=0)
 

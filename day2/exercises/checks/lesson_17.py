@@ -35,7 +35,17 @@ def check_17_2(exercise, rank, world_size):
 def check_17_1(exercise, rank, world_size):
     schedule = exercise.one_forward_one_backward
     idle, most = 2 * world_size * (world_size - 1), world_size - rank
-    return run_schedule(exercise, schedule, (2, 5, 8), most, idle, rank, world_size)
+    numbers = (2, 5, 8)
+    yield from run_schedule(exercise, schedule, numbers, most, idle, rank, world_size)
+    for stages in (2, 3, 8):
+        held = [holds(schedule(stage, stages, 8)) for stage in range(stages)]
+        over = sum(most > stages - stage for stage, most in enumerate(held))
+        yield Fact(f"stages of {stages} that hold more than they may:", over, most=0)
+
+
+def holds(todo):
+    """Return how many micro-batches a stage holds at most, by its list."""
+    return max(accumulate(1 if what == "F" else -1 for what, *_ in todo))
 
 
 def check_17_3(exercise, rank, world_size):
