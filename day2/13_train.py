@@ -88,12 +88,12 @@ def build_optimizer(model, args):
 
 
 def compute(model, batch, device):
-    """Yours: of each sample or token the loss, the weight, and metrics by name."""
+    """Yours: losses [batch, ...], their weights (padding: 0), and metrics by name."""
     images, labels = [x.to(device, non_blocking=True) for x in batch]
     outputs = model(images)
     losses = F.cross_entropy(outputs, labels, reduction="none")  # not their mean
     right = (outputs.argmax(dim=1) == labels).float()
-    return losses, torch.ones_like(losses), {"accuracy": right}  # 0 for padding
+    return losses, torch.ones_like(losses), {"accuracy": right}
 
 
 def schedule(step, steps, args):
@@ -202,6 +202,7 @@ class Trainer:
                 self.log_steps()
             if save:
                 self.save()
+                self.begin = time.perf_counter()  # saving is no training
             if end:
                 return stop > 0
 
@@ -295,7 +296,8 @@ class Trainer:
             try:  # the lock holds for as long as this process lives
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise Problem(f"another job trains in {folder}: {error}") from None
+                what = "does another job train there?"
+                raise Problem(f"cannot lock {folder}: {error}: {what}") from None
             there = sorted(folder.glob("step-*[0-9]"), reverse=True)
             for path in there:
                 damaged = {"checksums.json"}

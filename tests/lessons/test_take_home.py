@@ -218,4 +218,4 @@ def test_what_cannot_be_trained_says_so_in_one_line(tmp_path):
     assert re.match(r"a loss or gradient was no number in steps \d+ and on$", said)
     with (tmp_path / RUN / "lock").open("a") as lock:  # as while a job trains
         fcntl.lockf(lock, fcntl.LOCK_EX)
-        assert refused(cwd=tmp_path).startswith("another job trains in runs/13_train: ")
+        assert refused(cwd=tmp_path).startswith("cannot lock runs/13_train: ")
