@@ -109,17 +109,12 @@ def test_a_rank_says_what_is_wrong_with_its_machine(tmp_path, monkeypatch):
         assert words in probe.find_gpus()[2]
 
 
-def facts_of(number, **wrong):
-    """Return what a rank prints, made up; wrong: {check: (what it found, what is wrong)}."""
-    checks = dict.fromkeys(("torch", "GPUs", "rendezvous", "all_reduce"), ("as it should be", ""))
-    checks = {name: [*found, "Be as the others"] for name, found in (checks | wrong).items()}
-    return {"rank": number, "node": f"node{number + 1}", "checks": checks}
-
-
 def test_the_exit_status_is_the_verdicts(tmp_path):
     """The launcher may have been stopped: the answers of all ranks are there."""
     lines = ["nodes: node1 node2, ranks on each: 1, in all: 2"]
-    lines += [json.dumps(facts_of(rank)) for rank in (0, 1)]
+    found = ("as it should be", "", "Be as the others")  # what a rank prints of each check
+    checks = dict.fromkeys(("torch", "GPUs", "rendezvous", "all_reduce"), found)
+    lines += [json.dumps({"rank": x, "node": f"node{x + 1}", "checks": checks}) for x in (0, 1)]
     copy_tree(ROOT / "scripts", tmp_path / "scripts")
     launcher = tmp_path / "scripts" / "multinode_setup_and_run.sh"
     launcher.write_text("#!/bin/sh\ncat <<'END'\n" + "\n".join(lines) + "\nEND\nexit 124\n")
