@@ -3,9 +3,9 @@
 Usage: scripts/predict_step.py --parameters 25e6 --step-ms 180 --samples 64
                                [--nodes 1 2 4 8] [--gpus-per-node 4] [--link 200Gbit]
 
-The formulas are lesson 18's, with NCCL's ring or tree. You need the time of a step on one GPU. The
-prediction assumes messages of about 25 MB, as DDP has them, and a backward that takes two thirds of
-a step and fills one bucket after the other. Every hop of a ring has the latency between nodes.
+The formulas are lesson 18's, with NCCL's ring or tree, DDP's messages of about 25 MB, and a backward
+of two thirds of a step. A ring is as fast as its slowest link, but latencies add up on the way, and
+of a node's hops only one is slow: so give their mean, which lesson 18 prints.
 """
 
 import argparse
@@ -88,7 +88,7 @@ def main():
     add("--nodes", type=int, nargs="+", default=[1, 2, 4, 8], help="numbers of nodes (1 2 4 8)")
     add("--gpus-per-node", type=int, default=4, help="GPUs of each node (4)")
     add("--link", type=gigabits, default=10.0, help="speed between nodes (10Gbit)")
-    add("--latency-us", type=float, default=20.0, help="latency between nodes (20)")
+    add("--latency-us", type=float, default=20.0, help="latency of a hop, their mean (20)")
     add("--link-within", type=gigabits, default=400.0, help="speed in a node (400Gbit)")
     add("--tokens-per-sample", type=float, help="of a language model: adds tokens/s")
     add("--layers", type=float, help="of a language model: its number of layers")
@@ -102,7 +102,7 @@ def main():
         parser.error("every number must be more than 0, and less than 1e18")
     if args.parameters * args.bytes > 1e14:
         parser.error(f"{args.parameters:g} parameters are more than any model has")
-    speed = f"{args.link:g} Gbit/s and {args.latency_us:g} us between nodes"
+    speed = f"{args.link:g} Gbit/s between nodes, hops of {args.latency_us:g} us"
     print(f"assumed: {speed}, {args.link_within:g} Gbit/s in a node (--link-within)")
     ranks = {nodes * args.gpus_per_node for nodes in args.nodes}
     for line in table(sorted(ranks | {1, args.gpus_per_node}), args):

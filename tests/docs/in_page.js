@@ -18,7 +18,7 @@ function compute(all) {
     ring: course.ring(s.ranks),
     step: course.step(s),
     fit: course.fit(s),
-    together: [s, { on: 2 }].map((way) => course.fitTogether({ ...s, bf16: true, again: s.checkpointing }, way)),
+    together: course.together({ ...s, tensor: 2, context: 2, bf16: true, again: s.checkpointing }),
     schedule: course.schedule(s.name, s.ranks, s.parts, s.backward),
   }));
 }

@@ -73,8 +73,6 @@ def choose(rng):
         "backward": rng.choice([1, 2]),
         "checkpointing": rng.random() < 0.5,
         "experts": rng.choice([1, 8]),
-        "tensor": rng.choice([1, 2]),
-        "context": rng.choice([1, 2]),
     }
 
 
@@ -130,32 +128,39 @@ def check_fit(s, fit):
         with mock.patch.object(dist, "all_reduce"):
             _, counted = PIPELINE.forward(layer, x)
         assert kept["activations"] == pytest.approx(s["layers"] * counted, rel=0.05)
-    # The times.
-    attention = s["layers"], s["width"], s["length"]
-    needed = s["texts"] * s["length"] * operations(size / 4, *attention)
+    once = operations(size / 4, s["layers"], s["width"], s["length"])
+    needed = s["texts"] * s["length"] * once
     assert fit["computing"] == pytest.approx(needed / s["tflops"] / 1e9)
 
 
-def check_together(s, pages):
-    """FSDP with tensor and context ranks, or with experts on two ranks."""
-    context, tensor, again = s["context"], s["tensor"], s["checkpointing"]
+def check_together(s, page):
+    """FSDP with tensor and context ranks, or with experts on different ranks."""
+    again, ranks, tokens = s["checkpointing"], s["gpus"] * s["nodes"], s["texts"] * s["length"]
     sizes = s["layers"], s["width"], 1, 1, 4 * s["width"], s["vocabulary"], False, 2
     model = Model(*sizes, s["experts"], min(2, s["experts"]))
-    ranks, tokens = s["gpus"] * s["nodes"], s["texts"] * s["length"]
-    layout = COUNT.Layout(1, ranks / context / tensor, context, tensor)
-    case = model, layout, tokens / context, again
-    # FSDP divides what is not an expert between all ranks; others have the same experts.
-    apart = COUNT.Layout(1, ranks), tokens, again
-    own, rest = model._replace(experts=model.experts / 2), model._replace(experts=0)
-    experts = holds(model, *apart) | sends(rest, *apart)
-    experts["whole"] = holds(own, *apart)["whole"]
-    experts["own"] = 6 * around(ranks / 2) * model.layers * (own.layer - rest.layer)
-    experts["experts"] = (6 if again else 4) * model.layers * tokens * model.width * model.active
-    for page, right in zip(pages, (holds(*case) | sends(*case), experts), strict=True):
-        found = page["bytes"] | page["sends"] | {"replicas": 0}
-        found["loss"] = found["scores"]
-        found["model"] = sum(found[x] for x in ("parameters", "gradients", "states"))
-        assert {x: found[x] for x in right} == pytest.approx(right)
+
+    def ms(sent, size, apart, share=1):
+        rings = min(apart, s["gpus"]) * share * (size * apart > s["gpus"])  # that leave a node
+        return sent / 125e3 * (rings / s["gigabits"] if rings else 1 / s["within"])
+
+    for name, way in page["ways"].items():
+        parts = dict(re.findall(r"(tensor|context|on) (\d+)", name))
+        tensor, context, on = (int(parts.get(x, 1)) for x in ("tensor", "context", "on"))
+        case = COUNT.Layout(1, ranks / context / tensor, context, tensor), tokens / context, again
+        # FSDP divides what is not an expert between all ranks; others have the same experts.
+        own = model._replace(experts=model.experts / on)
+        rest = model._replace(experts=0) if on > 1 else own
+        held = holds(model, *case) | {"whole": holds(own, *case)["whole"]}
+        assert sum(way["bytes"].values()) == pytest.approx(sum(held.values()))
+        sent = sends(rest, *case)
+        apart = 6 * around(ranks / on) * model.layers * (own.layer - rest.layer)
+        hides = ms(sent["FSDP"], ranks // tensor, tensor) + ms(apart, ranks // on, on)
+        x = (12 if again else 8) * around(on) * model.layers * tokens * model.width * model.active
+        far = s["gpus"] * (on - s["gpus"]) / max(1, on - 1)  # all send to all
+        waits = ms(sent["tensor"], tensor, 1) + ms(sent["context"], context, tensor)
+        waits += ms(x, on, 1, far)
+        found = [way[x] / tensor / context for x in ("hides", "waits")]  # of a micro-batch
+        assert found == pytest.approx([hides, waits])
 
 
 def check_schedule(s, found):
