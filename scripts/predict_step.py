@@ -3,9 +3,8 @@
 Usage: scripts/predict_step.py --parameters 25e6 --step-ms 180 --samples 64
                                [--nodes 1 2 4 8] [--gpus-per-node 4] [--link 200Gbit]
 
-The formulas are lesson 18's, with NCCL's ring or tree, DDP's messages of about 25 MB, and a backward
-of two thirds of a step. A ring is as fast as its slowest link, but latencies add up on the way, and
-of a node's hops only one is slow: so give their mean, which lesson 18 prints.
+The formulas are lesson 18's, with NCCL's ring or tree, messages of 25 MB, and two thirds of a step
+in backward. A ring's latencies add up, and most hops stay in a node: give the mean of lesson 18.
 """
 
 import argparse

@@ -72,7 +72,7 @@ def choose(rng):
         "name": rng.choice(["GPipe", "1F1B", "interleaved", "zero bubble"]),
         "backward": rng.choice([1, 2]),
         "checkpointing": rng.random() < 0.5,
-        "experts": rng.choice([1, 8]),
+        "experts": rng.choice([1, 2, 4, 8]),
     }
 
 

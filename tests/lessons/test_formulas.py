@@ -42,7 +42,6 @@ def test_fake_ranks_count_what_real_ones_do(layout, again, tmp_path):
     assert status == 0, output
     fake, most = COUNT.count_on_fake_ranks(SMALL, layout, 32, again)
     messages, sent, peak = json.loads(output.splitlines()[-1])
-    print(messages, sent, peak, most)
     assert (messages, sent) == (fake.messages, fake.sent)
     assert peak == pytest.approx(most, rel=0.02)
     for way, formula in sends(SMALL, layout, 32, again).items():
