@@ -8,7 +8,7 @@
 #   pdf               only the PDFs
 #   --for SETTING     where the class works: laptop (if not said), cluster, cloud. A cluster's own
 #                     words come from slides/site.txt.
-#   --timetable NAME  the decks of a timetable of TEACHING.md: half-day, two-days, sharding
+#   --timetable NAME  the decks of a timetable: half-day, two-days, sharding
 #   DECK              day1, day2, beyond, half-day, sharding, cheatsheet; all if none is named
 #
 # Needs npm, python3 and, for the PDFs, chromium. Debian: apt-get install chromium nodejs npm
