@@ -8,7 +8,7 @@
 #   pdf               only the PDFs
 #   --for SETTING     where the class works: laptop (if not said), cluster, cloud. A cluster's own
 #                     words come from slides/site.txt.
-#   --timetable NAME  the decks of a timetable of TEACHING.md: half-day, two-days, sharding
+#   --timetable NAME  a timetable's decks, and the cheat sheet: half-day, two-days, sharding
 #   DECK              day1, day2, beyond, half-day, sharding, cheatsheet; all if none is named
 #
 # Needs npm, python3 and, for the PDFs, chromium. Debian: apt-get install chromium nodejs npm
@@ -43,9 +43,9 @@ while (($#)); do
       ;;
     --timetable)
       case ${1:-} in
-        half-day) decks+=(half-day) ;;
-        two-days) decks+=(day1 day2) ;;
-        sharding) decks+=(day1 sharding) ;;
+        half-day) decks+=(half-day cheatsheet) ;;
+        two-days) decks+=(day1 day2 cheatsheet) ;;
+        sharding) decks+=(day1 sharding cheatsheet) ;;
         *) fail "--timetable wants half-day, two-days or sharding." ;;
       esac
       shift

@@ -75,7 +75,7 @@ def timetable(slides):
 
 
 def as_table(parts):
-    """Return the timetable as TEACHING.md has it."""
+    """Return the timetable as the guide for instructors has it."""
     rows = ["| begin | part | minutes | slides | exercise |", "|---|---|---|---|---|"]
     for begin, part, minutes, decks, exercises in parts:
         rows.append(f"| {begin} | {part} | {minutes} | {' '.join(decks)} | {' '.join(exercises)} |")
