@@ -253,6 +253,10 @@ class Trainer:
             with self.autocast:
                 losses, weights, metrics = compute(self.model, batch, self.device)
             values = {"test loss": losses, **metrics}
+            shapes = [[*x.shape] for x in (weights, *values.values())]
+            if any(shape != shapes[0] or shape[:1] != [len(part)] for shape in shapes):
+                what = "weights, losses, metrics have shapes"
+                raise Problem(f"{what} {shapes}, for {len(part)} samples")
             # What is beyond the end only makes the ranks even.
             real = (part < count).to(self.device)
             weights = (weights.float().movedim(0, -1) * real).movedim(-1, 0)
@@ -398,7 +402,8 @@ class Seeded(Dataset):
         try:
             return self.sets[name][index]
         except Exception as error:  # of any type: a broken picture, or one too large
-            raise Problem(f"{name} sample {index} cannot be read: {error!r}") from None
+            what = f"{name} sample {index} cannot be read: {error!r}"
+            raise RuntimeError(what) from error  # its traceback has the line
 
 
 def wrap(model, parts, device, args):
