@@ -1,7 +1,7 @@
 from itertools import chain
 
 import torch
-from exercises.common import Fact, at_each_step, gather, indices, noted
+from exercises.common import Fact, at_each_step, attempt, gather, indices, noted
 from torch.nn.functional import mse_loss
 
 
@@ -60,7 +60,8 @@ def check_8_3(exercise, rank, world_size):
     rates = [steps[0][0]]
     for ranks in (2, 1):
         steps.clear()
-        exercise.train(points, rank % ranks, ranks)
+        # With 2 it may fail when it gathers losses: there are 4 ranks in the group.
+        attempt(exercise.train, points, rank % ranks, ranks)
         rates.append(steps[0][0])
     what = f"step: learning rate on {world_size}, 2 and 1 ranks:"
     yield Fact(what, rates, "step")

@@ -102,4 +102,4 @@ def check_11_4(exercise, rank, world_size):
     same = sum(first == second for first, second in zip(firsts, seconds))
     yield Fact("between epochs: ranks with the same order in epoch 1:", same, "epoch")
     workers = [loader.num_workers for (loader,), _ in loaders]
-    yield Fact("workers of a rank:", workers)
+    yield Fact("workers of a rank:", max(workers, default=0))
