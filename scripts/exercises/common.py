@@ -3,9 +3,9 @@
 import math
 import re
 import sys
-import time
 import traceback
-from functools import cache
+from functools import cache, wraps
+from time import sleep  # a check may replace that of exercises
 from typing import Any, NamedTuple
 
 import torch
@@ -127,9 +127,10 @@ def noted(owner, name, seconds=0):
     """Have a function wait first and note its calls: a list of (arguments, options)."""
     function, calls = getattr(owner, name), []
 
+    @wraps(function)  # of the same signature
     def call(*arguments, **options):
         calls.append((arguments, options))
-        time.sleep(seconds)
+        sleep(seconds)
         return function(*arguments, **options)
 
     setattr(owner, name, call)
@@ -165,6 +166,33 @@ def indices(calls):
 def gradients(model):
     """Return all gradients that a model has as one list of numbers."""
     return flat([x.grad for x in model.parameters() if x.grad is not None])
+
+
+def kept_for_backward(model, x):
+    """Return model(x), and how many bytes are kept for its backward, besides parameters.
+
+    By autograd, and in attributes: of Functions, of modules, of the exercise and its classes.
+    """
+    storages = {}
+
+    def keep(tensor):
+        whole = tensor if tensor._base is None else tensor._base
+        if not isinstance(whole, torch.nn.Parameter):
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        y = model(x)
+    nodes = [y.grad_fn]
+    for node in nodes:
+        nodes += [x for x, _ in node.next_functions if x is not None and x not in nodes]
+    exercise = vars(sys.modules["__main__"])
+    owners = [*nodes, *model.modules(), *(x for x in exercise.values() if isinstance(x, type))]
+    for value in tree_leaves([exercise, *(dict(getattr(x, "__dict__", {})) for x in owners)]):
+        if torch.is_tensor(value):
+            keep(value)
+    return y, sum(storages.values())
 
 
 def gap(a, b):

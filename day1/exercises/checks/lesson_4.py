@@ -16,10 +16,12 @@ from torch.utils.data import TensorDataset
 
 def check_4_1(exercise, rank, world_size):
     calls = noted(torch.nn.Linear, "forward")
-    model, _ = exercise.train(*exercise.make_points(), rank, world_size)
+    points = exercise.make_points()
+    model, _ = exercise.train(*points, rank, world_size)
     yield Fact("parameters", model)
     taken = sum(len(x) for (_, x), _ in calls)
     yield Fact("points that it takes in all steps:", taken)
+    yield Fact("parameters, if it trains alone,", exercise.train(*points, 0, 1)[0])
 
 
 def check_4_3(exercise, rank, world_size):
@@ -47,6 +49,8 @@ def check_4_4(exercise, rank, world_size):
     for epoch, images in enumerate((first, second)):
         seen = once(gather(images), 21)
         yield Fact(f"images seen exactly once in epoch {epoch}:", seen, "divide")
+    parts = [exercise.my_part(21, 0, other, 5).tolist() for other in range(5)]
+    yield Fact("images that 5 ranks see exactly once:", once(parts, 21), "divide")
 
 
 def check_4_5(exercise, rank, world_size):

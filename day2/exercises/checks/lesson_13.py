@@ -30,17 +30,16 @@ def check_13_1(exercise, rank, world_size):
 
 
 def check_13_2(exercise, rank, world_size):
-    for size in (
-        0.5,
-        8.0,
-    ):  # the lengths of the true gradients: longer ones than 1 are clipped
+    # The lengths of the true gradients: longer ones than 1 are clipped, scaled or not.
+    for size, scaled in ((0.5, True), (8.0, True), (0.5, False), (8.0, False)):
         model = torch.nn.Linear(1, 1, bias=False)
         torch.nn.init.constant_(model.weight, size / 2)
         optimizer = SGD(model.parameters(), lr=1)
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
         exercise.step(model, optimizer, scaler, torch.ones(1, 1), torch.zeros(1, 1))
         moved = size / 2 - model.weight.item()
-        yield Fact(f"a gradient of length {size:g} moved the weight by", moved)
+        length = f"{size:g}" if scaled else f"{size:g}, not scaled,"
+        yield Fact(f"a gradient of length {length} moved the weight by", moved)
     before = flat(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
     exercise.step(model, optimizer, scaler, torch.full((1, 1), 99.0), torch.zeros(1, 1))
@@ -49,11 +48,11 @@ def check_13_2(exercise, rank, world_size):
 
 
 def check_13_3(exercise, rank, world_size):
-    whole = torch.arange(4.0 * world_size)[:, None].square() / 10
-    weights = torch.linspace(-1, 2, len(whole))[:, None].cos()
+    whole = torch.arange(8.0 * world_size).view(-1, 2).square() / 10
+    weights = torch.linspace(-1, 2, whole.numel()).view(-1, 2).cos()
     own = slice(4 * rank, 4 * rank + 4)
     mine, expected = whole[own].clone().requires_grad_(), whole.clone().requires_grad_()
-    layer, reference = exercise.BatchNorm(1), torch.nn.BatchNorm1d(1, affine=False)
+    layer, reference = exercise.BatchNorm(2), torch.nn.BatchNorm1d(2, affine=False)
     output, outputs = layer(mine), reference(expected)
     (output * weights[own]).sum().backward()
     (outputs * weights).sum().backward()

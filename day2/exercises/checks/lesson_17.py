@@ -1,6 +1,7 @@
 from itertools import accumulate
 
 import torch
+import torch.distributed as dist
 from exercises.common import Fact, gather, gradients, noted
 
 
@@ -34,40 +35,31 @@ def check_17_2(exercise, rank, world_size):
 
 def check_17_1(exercise, rank, world_size):
     schedule = exercise.one_forward_one_backward
-    idle, most = 2 * world_size * (world_size - 1), world_size - rank
-    numbers = (2, 5, 8)
-    yield from run_schedule(exercise, schedule, numbers, most, idle, rank, world_size)
-    for stages in (2, 3, 8):
-        held = [holds(schedule(stage, stages, 8)) for stage in range(stages)]
-        over = sum(most > stages - stage for stage, most in enumerate(held))
-        yield Fact(f"stages of {stages} that hold more than they may:", over, most=0)
-
-
-def holds(todo):
-    """Return how many micro-batches a stage holds at most, by its list."""
-    return max(accumulate(1 if what == "F" else -1 for what, *_ in todo))
+    idle = 2 * world_size * (world_size - 1)
+    return run_schedule(
+        exercise, schedule, (2, 5, 8), lambda stage, stages: stages - stage, idle
+    )
 
 
 def check_17_3(exercise, rank, world_size):
     schedule, idle = exercise.zero_bubble, world_size * (world_size - 1)
-    return run_schedule(exercise, schedule, (5, 8), world_size, idle, rank, world_size)
+    return run_schedule(exercise, schedule, (5, 8), lambda stage, stages: stages, idle)
 
 
 def check_17_4(exercise, rank, world_size):
     schedule, idle = exercise.interleaved, 2 * world_size * (world_size - 1)
-    most = (3 * world_size - 1) / 2
     return run_schedule(
-        exercise, schedule, (16, 8), most, idle, rank, world_size, each=2
+        exercise, schedule, (16, 8), lambda rank, ranks: (3 * ranks - 1) / 2, idle, 2
     )
 
 
-def run_schedule(
-    exercise, schedule, numbers, most, most_idle, rank, world_size, each=1
-):
+def run_schedule(exercise, schedule, numbers, may_hold, most_idle, each=1):
     """The idle slots, micro-batches that are held, and gradients beside one process.
 
-    numbers: of micro-batches. most: how many it may hold. each: stages on a rank.
+    numbers: of micro-batches. may_hold(rank, ranks): how many it may hold. each: stages
+    on a rank.
     """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
     x = torch.linspace(-1, 1, 1280).reshape(80, 16)
     y = x.flip(0)
     whole = torch.nn.Sequential(*map(exercise.build_stage, range(each * world_size)))
@@ -75,11 +67,28 @@ def run_schedule(
     for number in numbers:
         stages = map(exercise.build_stage, range(rank, each * world_size, world_size))
         own = torch.nn.Sequential(*stages)
-        _, log = exercise.train_step(own, schedule(rank, world_size, number), x, y)
+        todo = schedule(rank, world_size, number)
+        _, log = exercise.train_step(own, todo, x, y)
         idle = sum(row.count("..") for row in exercise.slots(gather(log)))
         what = f"{number} micro-batches: idle slots of all stages:"
         yield Fact(what, idle, most=most_idle)
-        held = max(held for *_, held in log) / each
-        yield Fact(f"of {number} micro-batches it holds at most", held, most=most)
+        most = may_hold(rank, world_size)
+        what = f"of {number} micro-batches it holds at most"
+        yield Fact(what, holds(todo) / each, most=most)
         right = gradients(whole[rank::world_size])
         yield Fact(f"{number} micro-batches: gradients", gradients(own), right=right)
+    for ranks in (2, 3, 8):
+        over = sum(
+            holds(schedule(other, ranks, 24)) / each > may_hold(other, ranks)
+            for other in range(ranks)
+        )
+        yield Fact(f"ranks of {ranks} that hold more than they may:", over, most=0)
+
+
+def holds(todo):
+    """Return how many micro-batches are held at most, by the list of what a rank does.
+
+    The last pass of each lets go of it: W where there are such, or B.
+    """
+    last = "W" if any("W" in what for what, *_ in todo) else "B"
+    return max(accumulate((what == "F") - (last in what) for what, *_ in todo))
