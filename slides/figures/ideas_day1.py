@@ -18,101 +18,74 @@ from drawing import (
     say,
     sheet,
 )
-from matplotlib.patches import Rectangle
-from sources import COURSE, take_parents, take_samples
+from matplotlib.patches import Circle, Rectangle
+from sources import COURSE, take_parents, take_samples, take_short_ways
 
-# The map: where each lesson stands, (column, height), and what it is about.
-PLACES = {
-    0: (0, 6.04, "all_reduce"),
-    1: (1, 6.04, "on GPUs:\nbandwidth"),
-    2: (2, 6.04, "one\nprocess"),
-    3: (3, 6.04, "started\n4 times"),
-    4: (4, 6.04, "gradients\nby hand"),
-    5: (1, 4.72, "profiler"),
-    6: (2, 4.72, "DDP"),
-    7: (3, 4.72, "timing"),
-    8: (4, 4.72, "learning\nrate"),
-    9: (1, 3.42, "all_reduce"),
-    10: (2, 3.42, "lesson 6\non nodes"),
-    11: (3, 3.42, "data from\ndisk"),
-    12: (0, 1.72, "restart"),
-    13: (1, 1.72, "take\nhome"),
-    14: (2, 1.72, "slow\nnetwork"),
-    15: (0, 0.52, "FSDP"),
-    16: (1, 0.52, "tensor\nparallel"),
-    17: (2, 0.52, "pipeline"),
-    18: (3, 0.52, "a second\nnode?"),
-    19: (4, 1.72, "recom-\nmender"),
-    20: (4, 0.52, "Accelerate"),
-    21: (3, 1.72, "all ways\nat once"),
-}
 SAME = {int(x["id"]) for x in COURSE.lessons.values() if x.get("figure") == "chain"}
+HOME = {19: "recommender", 20: "Accelerate"}  # in no timetable
+
+
+def station(axes, number, x, y, color, radius=0.29):
+    """Draw a station of the map: green if it's one of the lessons with the same losses."""
+    same = number in SAME
+    face, edge = (RANKS[2], RANKS[2]) if same else ("white", color)
+    axes.add_patch(Circle((x, y), radius, fc=face, ec=edge, lw=3))
+    say(axes, x, y - 0.01, str(number), SIZE, "white" if same else color, weight="bold")
 
 
 def course_map():
-    """All lessons in order: what each adds, what it builds on, and which train the same model."""
-    axes = sheet(7.32, 9.6)
-    width, height = 1.6, 0.78
-    left = {number: 0.42 + 1.86 * column for number, (column, _, _) in PLACES.items()}
-    middle = {number: x + width / 2 for number, x in left.items()}
-    bottom = {number: y for number, (_, y, _) in PLACES.items()}
-    drawn = set()
-
-    def connect(parent, child, *corners):
-        """Draw an arrow from corner to corner; it ends at the child, and begins at the parent."""
-        drawn.add((parent, child))
-        same = parent in SAME and child in SAME
-        style = {"color": RANKS[2] if same else GREY, "lw": 5 if same else 2.2}
-        axes.plot(*zip(*corners[:-1]), zorder=0.5, solid_joinstyle="miter", **style)
-        arrow(axes, *corners[-2:], mutation_scale=26 if same else 18, **style)
-
-    def beside(parent, child):
-        y = bottom[parent] + height / 2
-        connect(parent, child, (left[parent] + width, y), (left[child], y))
-
-    def below(parent, child, y, begin=0.0, end=0.0):
-        """Go down from the parent to the height y, along it, and on to the child, up or down."""
-        x, to = middle[parent] + begin, middle[child] + end
-        at = bottom[child] + (height if y > bottom[child] else 0)
-        connect(parent, child, (x, bottom[parent]), (x, y), (to, y), (to, at))
-
-    for number, (_, y, text) in PLACES.items():
-        color, edge = (DONE, RANKS[2]) if number in SAME else (PALE, PALE)
-        box(axes, left[number], y, width, height, color=color, ec=edge, lw=2.5)
-        say(axes, left[number] + 0.24, y + 0.37, str(number), 19, "#003f6b", weight="bold")
-        say(axes, left[number] + 1.03, y + 0.37, text, SMALL)
-    for parent, child in ((0, 1), (1, 2), (2, 3), (3, 4), (6, 7), (10, 11), (15, 16)):
-        beside(parent, child)
-    below(4, 5, 5.9, -0.4)
-    below(4, 6, 5.77)
-    below(6, 8, 4.5, 0.4)
-    connect(6, 10, (middle[6], bottom[6]), (middle[6], bottom[10] + height))
-    turn, y = left[1] - 0.13, bottom[9] + height / 2
-    begin = left[1] + 0.2
-    connect(1, 9, (begin, bottom[1]), (begin, 5.9), (turn, 5.9), (turn, y), (left[9], y))
-    for child in (12, 13, 14):
-        below(10, child, 2.72)
-    for child in (15, 18, 20):  # along the left edge, then between the rows
-        x, to, at = middle[10], middle[child], bottom[child] + height
-        connect(10, child, (x, bottom[10]), (x, 2.72), (0.2, 2.72), (0.2, 1.5), (to, 1.5), (to, at))
-    below(11, 19, 2.72)
-    below(15, 17, 0.3)
-    turn, y = left[18] - 0.13, bottom[17] + height / 2  # up between the columns
-    middle_of_21 = bottom[21] + height / 2
-    begin, end = (left[17] + width, y), (left[21], middle_of_21)
-    connect(17, 21, begin, (turn, y), (turn, middle_of_21), end)
-    if wrong := drawn ^ take_parents():
-        words = "in course_map alone, or in the Builds on of a script alone"
-        sys.exit(f"course_map: arrows, (from, to), that are {words}: {sorted(wrong)}")
-    title = {"ha": "left", "weight": "bold", "size": 19, "color": "#003f6b"}
-    say(axes, 0.42, 7.09, "Day 1: one node", **title)
-    say(axes, 0.42, 3.81, "Day 2:\nmany nodes", **title)
-    say(axes, 0.42, 3.0, "Beyond the two days", **title)
-    say(axes, middle[20], 0.25, "19, 20: at home", SMALL, GREY)
-    arrow(axes, (0.42, 5.11), (0.82, 5.11), GREY, mutation_scale=18)
-    say(axes, 0.92, 5.11, "builds on", SMALL, GREY, "left")
-    words = "green:\nthe same\ntraining?"
-    say(axes, left[8] + 0.1, 3.81, words, SMALL, RANKS[2], "left", weight="bold")
+    """The lessons as a path, in the order of the timetable, and short ways through them."""
+    axes = sheet(7.05, 9.3)
+    days = {"day1": RANKS[0], "day2": RANKS[1], "beyond": RANKS[3]}
+    names = {}  # {number: (day, what it's called)}, in the order in which they are taught
+    for day in days:
+        for part in COURSE.days[day]["parts"]:
+            if part.get("page", "").isdigit():
+                names[int(part["page"])] = (day, part.get("strip") or part["topic"])
+    needs = {child: parent for parent, child in take_parents()}
+    if strange := set(needs) ^ (set(names) | set(HOME)) - {0}:
+        sys.exit(f"course_map: in no timetable, and not in HOME: {sorted(strange)}")
+    rows = [6.15, 4.75, 3.07, 1.6]
+    places = []
+    for i in range(len(names)):
+        column = i % 6 if i // 6 % 2 == 0 else 5 - i % 6  # every other row goes back
+        places.append((0.98 + 1.47 * column, rows[i // 6]))
+    before = None
+    for (number, (day, name)), (x, y) in zip(names.items(), places):
+        color = days[day]
+        line = {"color": color, "lw": 6, "mutation_scale": 26}
+        if before:
+            last, from_x, from_y = before
+            way = 1 if (x, y)[0] > from_x else -1
+            if y == from_y:
+                arrow(axes, (from_x + 0.3 * way, y), (x - 0.31 * way, y), **line)
+            else:  # around the end of the row
+                way = 1 if x > 4.6 else -1
+                turn = f"arc3,rad={-0.62 * way}"
+                begin, to = (x + 0.31 * way, from_y), (x + 0.31 * way, y)
+                arrow(axes, begin, to, connectionstyle=turn, **line)
+        station(axes, number, x, y, color)
+        say(axes, x, y - 0.49, name, SMALL)
+        if before and needs[number] != last:
+            say(axes, x, y - 0.77, f"needs {needs[number]}", SMALL, GREY)
+        before = number, x, y
+    title = {"ha": "left", "weight": "bold", "size": 19}
+    say(axes, 0.3, 6.77, "Day 1: one node", color=days["day1"], **title)
+    say(axes, 1.9, 5.3, "Day 2: many nodes", color=days["day2"], **title)
+    say(axes, 0.75, 3.65, "A third day, to choose from", color=days["beyond"], **title)
+    words = "green: the same training"
+    say(axes, 9.0, 6.77, words, SMALL, RANKS[2], "right", weight="bold")
+    say(axes, 9.0, 3.65, "needs 10: come straight from 10", SMALL, GREY, "right")
+    for y, (words, numbers) in zip((1.7, 1.15), take_short_ways().items()):
+        say(axes, 0.3, y, words, SMALL, ha="left")
+        xs = [2.6 + 0.54 * i for i in range(len(numbers))]
+        axes.plot((xs[0], xs[-1]), (y, y), color=LINE, lw=4, zorder=0.5)
+        for number, x in zip(numbers, xs):
+            station(axes, number, x, y, days[names[number][0]], 0.22)
+    say(axes, 0.3, 0.5, "reading at home", SMALL, ha="left")
+    for (number, name), x in zip(HOME.items(), (2.58, 4.78)):
+        station(axes, number, x, 0.5, GREY, 0.24)
+        say(axes, x + 0.33, 0.5, f"{name}\nneeds {needs[number]}", SMALL, ha="left")
     return axes
 
 
