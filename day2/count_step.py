@@ -183,6 +183,7 @@ def count(model, layout, tokens, again, mode):
     """
     replicas, shards, context, tensor = layout
     names = "replicas", "FSDP", "tensor"
+    # Groups without a timeout: main's are fake, so that nobody waits.
     mesh = init_device_mesh(
         "cpu", (replicas, shards * context, tensor), mesh_dim_names=names
     )

@@ -108,7 +108,7 @@ def end_with(pipe):
 def be_rank(rank, world_size, name, files, folder, pipe):
     """Be one rank: check the exercise, tell what was found, and wait for the others."""
     threading.Thread(target=end_with, args=(pipe,), daemon=True).start()
-    findings, key = [], ""
+    findings, key, what = [], "", ""
     file, solution = files
     try:
         set_up(rank, world_size, folder)
@@ -117,7 +117,7 @@ def be_rank(rank, world_size, name, files, folder, pipe):
         rights = [*facts_of(solution, name, f"{folder}/solution", rank, world_size)]
         facts = facts_of(file, name, f"{folder}/exercise", rank, world_size)
         for right in rights:
-            key = right.key
+            key, what = right.key, right.what
             fact = next(facts, None)
             if fact:  # not if it needs what has failed
                 findings.append(judge(fact, right))
@@ -127,6 +127,8 @@ def be_rank(rank, world_size, name, files, folder, pipe):
         text = sentence_of(error, file)
         if isinstance(error, TypeError | ValueError | IndexError) and not text.startswith("line"):
             text = f"the result cannot be read ({text}). Return what the docstring says."
+        if what:  # without its end: the one of several cases in which it happened
+            text += f" (asked for: {what.rstrip(':')})"
         findings.append(Finding(False, text, key=key))
     pipe.send([finding._replace(ranks=(rank,)) for finding in findings])
     threading.Event().wait()  # a rank that leaves breaks the connections of the others

@@ -74,19 +74,14 @@ def write_stderr(text: str | bytes) -> None:
             data = data[os.write(STDERR, data) :]
 
 
-def forward(
-    report: FailureReport,
-    pipe: int,
-    on_silence: Callable[[], None] | None = None,
-    silence: float = SILENCE,
-) -> None:
+def forward(report: FailureReport, pipe: int, on_silence: Callable[[], None] | None = None) -> None:
     """Give a report all lines of a pipe, the last one even if it is cut off.
 
-    on_silence is called once, if after a failure nothing arrives for that many seconds.
+    on_silence is called once, if after a failure nothing arrives for SILENCE seconds.
     """
     data, rest = b"more", b""
     while data:
-        limit = silence if on_silence and report.failures else None
+        limit = SILENCE if on_silence and report.failures else None
         if not select.select([pipe], [], [], limit)[0]:
             on_silence()
             on_silence = None

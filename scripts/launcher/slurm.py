@@ -11,7 +11,7 @@ import threading
 from argparse import Namespace
 from pathlib import Path
 
-from launcher.failures import SILENCE, FailureReport, as_a_shell, forward, write_stderr
+from launcher.failures import FailureReport, as_a_shell, forward, write_stderr
 from launcher.rank import start_and_forward_signals
 from launcher.rendezvous import address_and_interface, reserve_port
 from launcher.srun_options import choose_ranks, count_gpus, for_srun, options_of
@@ -87,10 +87,10 @@ def print_probe() -> None:
     print("probe:", json.dumps(found | {"ranks": count_gpus(os.environ) or 1}), flush=True)
 
 
-def supervise(command: list[str], silence: float = SILENCE) -> int:
+def supervise(command: list[str]) -> int:
     """Run srun, pass on what it says on stderr, and say which rank failed first. Return its status.
 
-    silence   after so many seconds without a word, an srun that has told of a failure is killed
+    An srun that has told of a failure, and then says nothing for a while, is killed.
     """
     ends = [signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM]
     pipes = {"env": for_srun(os.environ), "stderr": subprocess.PIPE}
@@ -102,7 +102,7 @@ def supervise(command: list[str], silence: float = SILENCE) -> int:
         write_stderr(f"A node does not answer: {lost}\n")
 
     report = FailureReport()
-    arguments = (report, srun.stderr.fileno(), give_up, silence)
+    arguments = (report, srun.stderr.fileno(), give_up)
     reader = threading.Thread(target=forward, args=arguments, daemon=True)
     reader.start()
     srun.wait()

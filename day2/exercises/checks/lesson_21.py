@@ -5,9 +5,9 @@ from exercises.common import Fact, gap, gradients
 def check_21_1(exercise, rank, world_size):
     groups = exercise.make_groups()
     place, at = exercise.places()
-    for what in ("spread", "one way"):
+    for what in ("tokens for all", "tokens for few"):
         tokens, target = exercise.make_tokens()
-        if what == "one way":  # almost all tokens want experts of the first data rank
+        if what == "tokens for few":  # experts of the first data rank
             tokens = 0.001 * tokens
         tokens.requires_grad_()
         gate, experts = exercise.make_layer(groups[1])
