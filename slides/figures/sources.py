@@ -1,6 +1,8 @@
 """Where the numbers in figures come from: the record, and tables in pages of what it has not."""
 
+import hashlib
 import itertools
+import json
 import re
 import sys
 from pathlib import Path
@@ -12,11 +14,18 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from catalog import load  # noqa: E402
+from docs import excerpts  # noqa: E402
 from docs.blocks import Course  # noqa: E402
-from records import SHOWN  # noqa: E402
+from records import SHOWN, bare  # noqa: E402
 
 COURSE = Course()
 RECORD = COURSE.records[SHOWN]
+MEASURED = Path(__file__).with_name("measured.json")  # measure.py writes it
+# What was measured with which code: a lesson, and some of its functions and classes.
+CODE = {
+    "trace": ("5", "train_one_epoch", "average_gradients", "Net"),
+    "memory": ("15", "Layer", "Net"),
+}
 
 
 def printed(lesson):
@@ -33,6 +42,22 @@ def recorded(lesson):
     """Return when and where a lesson was recorded."""
     machine = re.sub("^Linux, |, Python [^,]*", "", RECORD[lesson]["on"])
     return f"{RECORD[lesson]['recorded']}, {machine}"
+
+
+def digest(name):
+    """Return a short text that changes with the code with which something was measured."""
+    lesson, *parts = CODE[name]
+    texts = [excerpts.code(COURSE, "", lesson, part) for part in parts]
+    texts = [bare(text.strip("`\n").removeprefix("python\n")) for text in texts]
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
+
+
+def measured(name):
+    """Return what measure.py has kept under a name; exit if it's of other code than today's."""
+    kept = json.loads(MEASURED.read_text()).get(name, {})
+    if kept.get("code") != digest(name):
+        sys.exit(f"No {name} of today's code. Run: python slides/figures/measure.py {name}")
+    return kept
 
 
 def page_of(lesson):

@@ -23,7 +23,21 @@ from drawing import (
     time_axis,
     timeline_row,
 )
-from sources import printed
+from matplotlib.patches import Rectangle
+from sources import measured, printed
+
+# The bars of a trace: colours by a part of their name. The first that fits counts.
+PARTS = {
+    "ProfilerStep": "#d5dae0",
+    "DataLoader": YELLOW,
+    "aten::stack": YELLOW,
+    "all_reduce": SEND,
+    "allreduce": SEND,
+    "Optimizer": DONE,
+    "Backward": "#e6bfe0",
+    "autograd": "#e6bfe0",
+    "": COMPUTE,
+}
 
 
 def timeline_by_hand():
@@ -49,6 +63,57 @@ def timeline_by_hand():
     bracket(axes, 4.16, 6.85, 1.6, -0.1)
     say(axes, 5.5, 1.2, "nothing is computed meanwhile", SMALL, GREY)
     time_axis(axes, 1.0, 7.7, 0.6)
+    return axes
+
+
+def trace_5():
+    """What Perfetto shows of one step of lesson 5: two ranks, their threads, and its parts."""
+    axes = sheet(5.95)
+    ranks = measured("trace")["ranks"]
+    left, height = 1.5, 0.36
+    inch = 6.15 / max(begin + length for bars in ranks for _, begin, length, _ in bars)
+    calls = [next(begin for row, begin, *_ in bars if row == "gloo") for bars in ranks]
+    late = left + inch * max(calls)  # nothing can be sent before
+    axes.plot([late] * 2, [0.7, 5.18], color=INK, lw=2, ls=":", zorder=0.5)
+    tops = (4.82, 2.27)
+    for rank, (bars, top) in enumerate(zip(ranks, tops)):
+        say(axes, 0.1, top + 0.55, f"rank {rank}", SIZE, RANKS[rank], "left", weight="bold")
+        say(axes, 0.1, top - height, "thread\npython", SMALL, GREY, "left")
+        say(axes, 0.1, top - 1.26, "thread\ngloo", SMALL, GREY, "left")
+        for row, begin, length, name in bars:
+            x, width = left + inch * begin, max(inch * length, 0.015)
+            y = top - (1.45 if row == "gloo" else height * row)
+            color = next(color for part, color in PARTS.items() if part in name)
+            bar = Rectangle((x, y), width, height - 0.03, fc=color, ec="white", lw=0.4)
+            axes.add_patch(bar)
+            if row in (0, 2) and width > 2:  # Perfetto shortens names, too
+                words = name if len(name) < 17 else f"{name[:15]}…"
+                say(axes, x + width / 2, y + 0.15, words, SMALL)
+        x, y = left + inch * calls[rank], top - 1.45
+        say(axes, x - 0.1, y + 0.15, "gloo:all_reduce", SMALL, SENT, "right")
+    bars, top = ranks[0], tops[0]
+    ends = {name: left + inch * (begin + length) for row, begin, length, name in bars if row == 1}
+    first, data = left + inch * bars[0][1], next(iter(ends.values()))
+    back = left + inch * next(begin for _, begin, _, name in bars if name.startswith("autograd"))
+    done = max(end for name, end in ends.items() if name.startswith("autograd"))
+    parts = ((first, data, "data"), (data, back, "forward"), (back, done, "backward"))
+    bracket(axes, left + inch * bars[-1][1], 7.65, top + 0.48, color=GREY)
+    say(axes, 7.72, top + 0.68, "step", SMALL, ha="right")
+    for begin, stop, words in parts:
+        bracket(axes, begin + 0.03, stop - 0.03, top + 0.48, color=GREY)
+        say(axes, (begin + stop) / 2, top + 0.68, words, SMALL)
+    waiting = calls.index(min(calls))
+    early, top = left + inch * min(calls), tops[waiting]
+    y = top - 1.45
+    wait = Rectangle((early, y), late - early, height - 0.03, fc="none", hatch="//", ec=SENT)
+    axes.add_patch(wait)
+    say(axes, late - 0.08, y - 0.22, f"waits for rank {1 - waiting}", SMALL, SENT, "right")
+    say(axes, late - 0.1, top - 0.2, "waits", SMALL, GREY, "right")
+    for ms in range(0, 31, 10):
+        x = left + inch * ms
+        axes.plot([x, x], [0.62, 0.7], color=GREY, lw=1.5)
+        say(axes, x, 0.42, f"{ms} ms", SMALL, GREY)
+    axes.plot([left, 7.7], [0.66] * 2, color=GREY, lw=1.5)
     return axes
 
 
