@@ -4,7 +4,6 @@ from drawing import (
     COMPUTE,
     DONE,
     GREY,
-    INK,
     LINE,
     PALE,
     RANKS,
@@ -18,9 +17,9 @@ from drawing import (
     bracket,
     say,
     sheet,
-    time_axis,
 )
 from matplotlib.patches import Polygon, Rectangle
+from sources import measured
 
 # Expert by expert, from which ranks tokens come: the first has most to do.
 ARRIVED = [[0, 1, 1, 2, 3], [0, 2, 3], [0, 2], [1, 3]]
@@ -117,28 +116,40 @@ def sequence():
 
 
 def memory_step():
-    """What a GPU's memory holds during a step: activations grow, gradients take their place."""
-    axes = sheet(5.9)
-    left, loss, back, end = 0.6, 3.0, 6.2, 7.6
-
-    def area(points, color):
-        axes.add_patch(Polygon(points, fc=color, ec="white", lw=1.5))
-
-    base, top = 1.1, 2.5
-    area([(left, base), (left, top), (end, top), (end, base)], COMPUTE)
-    say(axes, 2.6, 1.8, "parameters and Adam's states", SIZE)
-    area([(loss, top), (back, top + 0.8), (end, top + 0.8), (end, top)], DONE)
-    say(axes, 6.9, 2.9, "gradients", SMALL)
-    area([(left, top), (loss, top + 2.0), (back, top + 0.8), (loss, top)], YELLOW)
-    say(axes, 3.0, 3.4, "activations", SIZE)
-    area([(loss - 0.15, top + 1.87), (loss, 5.1), (loss + 0.4, top + 1.85), (loss, top + 2)], SEND)
-    arrow(axes, (4.2, 4.95), (3.2, 4.75), INK, lw=1.5)
-    say(axes, 4.3, 4.98, "the loss and its gradients", SMALL, ha="left")
-    passes = ((left, loss, "forward"), (loss, back, "backward"), (back, end, "step"))
-    for begin, stop, words in passes:
-        bracket(axes, begin + 0.03, stop - 0.03, 0.98, -0.08, GREY)
-        say(axes, (begin + stop) / 2, 0.72, words, SMALL)
-    say(axes, 0.35, 5.5, "memory", SMALL, GREY, "left")
-    arrow(axes, (left - 0.15, base), (left - 0.15, 5.3), GREY, lw=1.5)
-    time_axis(axes, left, end, 0.5)
+    """What memory holds during a step: activations grow, gradients take their place. Measured."""
+    axes = sheet(6.3)
+    kept = measured("memory")
+    left, bottom, width, height = 0.75, 1.6, 6.85, 4.1
+    inch, high = width / kept["ends"]["step"], height / max(kept["all_mb"])
+    x = [left + inch * ms for ms in kept["ms"]]
+    model = bottom + high * kept["model_mb"]
+    gradients = [model + high * mb for mb in kept["gradients_mb"]]
+    everything = [bottom + high * mb for mb in kept["all_mb"]]
+    options = {"step": "post", "ec": "white", "lw": 1}
+    axes.fill_between([left, left + width], bottom, model, fc=COMPUTE)
+    axes.fill_between(x, model, gradients, fc=DONE, **options)
+    axes.fill_between(x, gradients, everything, fc=YELLOW, **options)
+    say(axes, left + width / 2, (bottom + model) / 2, "parameters and Adam's states", SIZE)
+    say(axes, 7.02, model + 0.19, "gradients", SMALL)
+    say(axes, 2.6, model + 0.5, "activations", SIZE)
+    peak = everything.index(max(everything))
+    at, top = x[peak], everything[peak]
+    say(axes, at + 0.6, top - 0.1, "the loss and its gradients", SMALL, ha="left")
+    arrow(axes, (at + 0.55, top - 0.1), (at + 0.1, top - 0.2), lw=1.5)
+    begin = left
+    for words, ms in kept["ends"].items():
+        stop = left + inch * ms
+        bracket(axes, begin + 0.03, stop - 0.03, bottom - 0.12, -0.08, GREY)
+        say(axes, (begin + stop) / 2, bottom - 0.38, words, SMALL)
+        begin = stop
+    for mb in range(0, int(max(kept["all_mb"])) + 1, 50):
+        y = bottom + high * mb
+        axes.plot([left - 0.1, left], [y, y], color=GREY, lw=1.5)
+        say(axes, left - 0.15, y, str(mb), SMALL, GREY, "right")
+    axes.plot([left, left], [bottom, bottom + height], color=GREY, lw=1.5)
+    say(axes, 0.1, 6.0, "MB", SMALL, GREY, "left")
+    size = kept["model_mb"] / 12  # bytes a parameter, with Adam's states
+    words = f"measured on a CPU: {size:.1f} million parameters,\n"
+    words += f"{kept['tokens']:,} tokens, a vocabulary of {kept['vocabulary']:,}"
+    say(axes, left + width / 2, 0.55, words, SMALL, GREY)
     return axes
