@@ -27,7 +27,7 @@ from system_info import described
 BLUE, ORANGE, GREEN, GREY = "#2f86c9", "#d1690e", "#2b9a66", "#858f9b"
 STYLE = {
     "svg.fonttype": "none",  # text stays text
-    "figure.figsize": (4.4, 3.7),  # inches; small, so that letters are large on a telephone
+    "figure.figsize": (3.6, 3.4),  # inches; small, so that letters are large on a telephone
     "figure.constrained_layout.use": True,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -49,7 +49,7 @@ def svg_of(drawing, name):
 
 # Color and line width of each curve. Those that should be the same get narrower: all are seen.
 STYLES = {
-    "chain": [(GREY, 1.5), (ORANGE, 7), (GREEN, 4), (BLUE, 1.5)],
+    "chain": [(GREY, 1.5), (ORANGE, 6), (GREEN, 3.5), (BLUE, 1.2)],
     "rates": [(BLUE, 1.5), (ORANGE, 1.5), (GREEN, 1.5)],
 }
 
@@ -88,7 +88,7 @@ def draw(well):
             if sources:
                 drawing = Figure()
                 caption = curves(drawing.subplots(), sources)
-                drawing.legend(loc="outside upper left", fontsize=9, ncols=3)
+                drawing.legend(loc="outside upper left", ncols=2)
                 svg = svg_of(drawing, kind)
                 figures.append({"name": kind, "title": title, "caption": caption, "svg": svg})
     return figures
