@@ -108,7 +108,7 @@ class ChunkStream(IterableDataset):
                 for first, last in parts:
                     end = begin + last - first
                     for source, buffer in zip(sources, buffers):
-                        source.read_direct(buffer[begin:end], np.s_[first:last])
+                        buffer[begin:end] = source[first:last]
                     begin = end
                 for indices in permutation.split(self.batch_size)[skipped:batches]:
                     # This copies whole rows, which indexing copies byte by byte.

@@ -56,7 +56,7 @@ def course_map():
         line = {"color": color, "lw": 6, "mutation_scale": 26}
         if before:
             last, from_x, from_y = before
-            way = 1 if (x, y)[0] > from_x else -1
+            way = 1 if x > from_x else -1
             if y == from_y:
                 arrow(axes, (from_x + 0.3 * way, y), (x - 0.31 * way, y), **line)
             else:  # around the end of the row
