@@ -398,7 +398,8 @@ class Seeded(Dataset):
 
     def __getitem__(self, key):
         name, epoch, index = key
-        seed_all(self.seed, epoch, index)
+        cpu = torch.default_generator  # to seed all devices' would take 0.2 ms a sample
+        seed_all(self.seed, epoch, index, seed_torch=cpu.manual_seed)
         try:
             return self.sets[name][index]
         except Exception as error:  # of any type: a broken picture, or one too large
@@ -466,10 +467,10 @@ class Problem(Exception):
     """Stops the training with an error message instead of a traceback."""
 
 
-def seed_all(*numbers):
+def seed_all(*numbers, seed_torch=torch.manual_seed):
     """Seed torch, numpy and random with what these numbers make."""
     seed = hash(numbers) % 2**63
-    torch.manual_seed(seed)
+    seed_torch(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
 

@@ -38,7 +38,9 @@ def check_21_2(exercise, rank, world_size):
     right = exercise.train_whole()
     layouts = {"tensor": (2, 1, 2), "context": (1, 4, 1), "data and context": (2, 2, 1)}
     off = {what: gap(exercise.train(sizes), right) for what, sizes in layouts.items()}
-    off = {"result": max(off.values()), **off}
+    same = sum(far <= 1e-9 for far in off.values())
+    what = f"result: layouts out of {len(off)} with the losses of one process:"
+    yield Fact(what, same, "norm", right=len(off))
     keys = {"context": "places", "data and context": "batch"}
     for what, far in off.items():
         key = keys.get(what, "norm")
