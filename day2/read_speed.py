@@ -22,9 +22,7 @@ import numpy as np
 import torch
 from torchvision.datasets import MNIST
 
-ChunkStream = importlib.import_module(
-    "11_mnist_ddp_pt_multinode_streaming"
-).ChunkStream
+ChunkStream = importlib.import_module("11_mnist_ddp_pt_multinode_streaming").ChunkStream
 DATA = Path(__file__).resolve().parent.parent / "data"
 BATCH = 64  # images
 BUFFER = 2048  # images shuffled together, whatever the chunk size
@@ -104,7 +102,8 @@ def main():
     print("| layout | read | MB | images per CPU-second | against the first |")
     print("|---|---|---|---|---|")
     for (layout, _, how, _), size, found in zip(WAYS, sizes, rates):
-        print(f"| {layout} | {how} | {size:.1f} | {found:,.0f} | {found / rates[0]:.2g} |")
+        ratio = found / rates[0]
+        print(f"| {layout} | {how} | {size:.1f} | {found:,.0f} | {ratio:.2g} |")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from exercises.runner import Finding
 
 SHOWN = 6  # of the values of a list, at most
 
+
 class Fact(NamedTuple):
     """What a check has seen on this rank.
 
