@@ -36,8 +36,7 @@ class Grid:
         stages = ranks.movedim(0, 3).flatten(0, 2)
         self.down = Axis("pipeline", stages)  # a group for each direction: lesson 17
         self.up = Axis("pipeline", stages)
-        # Ranks with other texts, or with other places of these, have the same weights:
-        # from [pipeline, data, context, tensor] to rows of data x context.
+        # Rows of data x context: other texts, or other places, but the same weights.
         self.replicas = Axis("data", ranks.movedim(3, 1).flatten(2).flatten(0, 1))
         self.axes = self.tensor, self.context, self.replicas, self.down, self.up
 
