@@ -226,6 +226,11 @@ class Trainer:
         losses = torch.stack(self.losses).tolist()  # waits for the device
         self.losses = []
         norm = self.norm.full_tensor() if self.args.shard else self.norm
+        ends = torch.stack([norm, -norm])
+        dist.all_reduce(ends, op=dist.ReduceOp.MAX)
+        if ends.sum() > 1e-3 * norm:  # the longest less the shortest
+            what = "compute must call model(...), not its methods or its .module"
+            raise Problem(f"ranks have different gradients: {what}")
         speed = len(losses) / (time.perf_counter() - self.begin)
         first = self.step - len(losses) + 1
         for step, loss in enumerate(losses, start=first):
