@@ -1,5 +1,4 @@
 import os
-import re
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -8,6 +7,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from exercises.common import Fact, attempt, gather, noted
+from torch.distributed.run import get_args_parser
 
 
 def check_10_1(exercise, rank, world_size):
@@ -74,17 +74,48 @@ def check_10_3(exercise, rank, world_size):
 
 
 def check_10_4(exercise, rank, world_size):
+    parser = get_args_parser()
+
+    def read(words):
+        """Return what torchrun reads in its options, or None if it stops at them."""
+        try:
+            return parser.parse_args(words.split())
+        except SystemExit:
+            return None
+
     started = exercise.simulate(exercise.SCRIPT)
-    for node in range(exercise.NODES):
+    for node in exercise.NODES:
         count = sum(place == node for place, _ in started)
         key = "tasks" if count else "srun"
-        yield Fact(f"torchruns that start on node{node}:", count, key, right=1)
-    words = " ".join(words for _, words in started)
-    hosts = {*re.findall(r"(?:endpoint|addr)[= ]([^: ]+)", words)}
-    yield Fact("where they meet:", sorted(hosts), "meet")
-    counts = re.findall(r"nproc.per.node[= ](\d+)", words)
-    yield Fact("ranks that they start:", sum(map(int, counts)), "tasks")
-    places = re.findall(r"node.rank[= ](\d+)", words)  # a script may do without
-    yield Fact(
-        "node ranks that two of them have:", len(places) - len(set(places)), "meet"
-    )
+        yield Fact(f"torchruns that start on {node}:", count, key, right=1)
+    options = [read(words) for _, words in started]
+    yield Fact("torchruns that can't read their options:", options.count(None), right=0)
+    options = [x for x in options if x]
+    meetings = [meeting_of(x) for x in options]
+    hosts = sorted({host for host, *_ in meetings})
+    yield Fact("where they meet:", hosts, "meet", right=exercise.NODES[:1])
+    different = len({*meetings})
+    yield Fact("different ports, ids or kinds of meeting:", different, "meet")
+    expected = [int(x.nnodes.split(":")[-1]) for x in options]
+    yield Fact("nodes that each of them waits for:", expected, "meet")
+    each = [x.nproc_per_node for x in options]
+    ranks = [4 if x in ("gpu", "auto") else int(x) for x in each]
+    yield Fact("ranks that they start:", sum(ranks), "tasks")
+    # Only c10d finds out itself who is the first node.
+    places = [x.node_rank for x in options if x.rdzv_backend != "c10d"]
+    same = len(places) - len({*places})
+    yield Fact("node ranks that two of them have:", same, "meet", right=0)
+    other = exercise.simulate(exercise.SCRIPT, ("gpu07", "gpu12"))
+    options = [read(words) for _, words in other]
+    hosts = sorted({meeting_of(x)[0] for x in options if x})
+    what = "where they meet in a job on gpu07 and gpu12:"
+    yield Fact(what, hosts, "meet", right=["gpu07"])
+
+
+def meeting_of(options):
+    """Return where and how a torchrun meets others: host, port, id, kind."""
+    if options.standalone:
+        return "localhost", "", "", "standalone"
+    place = options.rdzv_endpoint or f"{options.master_addr}:{options.master_port}"
+    host, _, port = place.partition(":")
+    return host, port, options.rdzv_id, options.rdzv_backend

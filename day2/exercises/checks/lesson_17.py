@@ -1,4 +1,5 @@
 from itertools import accumulate
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -36,9 +37,18 @@ def check_17_2(exercise, rank, world_size):
 def check_17_1(exercise, rank, world_size):
     schedule = exercise.one_forward_one_backward
     idle = 2 * world_size * (world_size - 1)
-    return run_schedule(
+    yield from run_schedule(
         exercise, schedule, (2, 5, 8), lambda stage, stages: stages - stage, idle
     )
+    for ranks in (2, 3, 4, 8):
+        slots = []
+        for number in (1, 4, 24):
+            lists = [schedule(other, ranks, number) for other in range(ranks)]
+            logs = [[(*what, 0) for what in todo] for todo in lists]
+            with mock.patch.object(exercise, "LAYERS", ranks):  # a slot for each pass
+                slots.append(sum(row.count("..") for row in exercise.slots(logs)))
+        what = f"idle slots of {ranks} stages with 1, 4 and 24 micro-batches:"
+        yield Fact(what, slots, right=3 * [2 * ranks * (ranks - 1)])
 
 
 def check_17_3(exercise, rank, world_size):

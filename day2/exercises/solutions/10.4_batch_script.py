@@ -37,44 +37,58 @@ srun torchrun --nnodes=2 --nproc-per-node 4 --rdzv-backend=c10d \
 def main():
     """Run on one rank: show which torchruns the script starts, and where."""
     started = simulate(SCRIPT)
-    for node in range(NODES):
+    for node in NODES:
         commands = [words for place, words in started if place == node]
-        print(f"node{node}: {len(commands)} times torchrun")
+        print(f"{node}: {len(commands)} times torchrun")
         for words in commands:
             print(f"  {words}")
 
 
-# ---- A cluster of two nodes, node0 and node1, that only notes what would be started
+# ---- A cluster of two nodes with 4 GPUs each, that only notes what would be started
 
-NODES = 2
+NODES = "node0", "node1"
 STAND_INS = {
-    "scontrol": "printf 'node%s\\n' 0 1",
-    "hostname": "echo node$SLURM_NODEID",
-    "torchrun": 'echo "$SLURM_NODEID" "$@" >>"$NOTES"',
-    # On every node, as often as there are tasks
+    "scontrol": r"printf '%s\n' $STAND_IN_NODES",
+    "hostname": "echo $SLURMD_NODENAME",
+    "torchrun": 'echo "$SLURMD_NODENAME" "$@" >>"$STAND_IN_NOTES"',
+    # As often as there are tasks, divided among the nodes that it may use
     "srun": """
-while [[ $1 == -* ]]; do
-  option=${1%%=*} value=${1#*=}
-  case $1 in
-    -[Nnc] | --nodes | --ntasks | --ntasks-per-node) value=$2 && shift ;;
-  esac
-  case $option in
-    --ntasks-per-node) SLURM_NTASKS_PER_NODE=$value ;;
-    -n | --ntasks) SLURM_NTASKS_PER_NODE=$((value / 2)) ;;
-  esac
+nodes=($STAND_IN_NODES) tasks=$SLURM_NTASKS each=0
+while (($#)) && ! type -- "$1" &>/dev/null; do # an option, or its value
+  if [[ $1 =~ ^(-[Nnw]|--[a-z-]+)=?(.*)$ ]]; then
+    value=${BASH_REMATCH[2]:-$2}
+    case ${BASH_REMATCH[1]} in
+      -N | --nodes) nodes=("${nodes[@]:0:value}") ;;
+      -w | --nodelist) nodes=(${value//,/ }) ;;
+      -n | --ntasks) tasks=$value ;;
+      --ntasks-per-node) each=$value ;;
+    esac
+  fi
   shift
 done
-for SLURM_NODEID in 0 1; do
-  for ((i = 0; i < SLURM_NTASKS_PER_NODE; i++)); do
-    SLURM_NODEID=$SLURM_NODEID "$@"
-  done
+tasks=$((each ? each * ${#nodes[@]} : tasks))
+for ((task = 0; task < tasks; task++)); do
+  export SLURM_PROCID=$task SLURM_NODEID=$((task * ${#nodes[@]} / tasks))
+  export HOSTNAME=${nodes[SLURM_NODEID]} SLURMD_NODENAME=${nodes[SLURM_NODEID]}
+  "$@"
 done""",
 }
 
 
-def simulate(script):
-    """Return what a batch script starts: a list of (node, the words after torchrun)."""
-    tasks = re.search(r"^#SBATCH +--ntasks-per-node[= ](\d+)", script, re.MULTILINE)
+def simulate(script, names=NODES):
+    """Return what a batch script starts: a list of (node, the words after torchrun).
+
+    names: of the two nodes, which differ in a number at the end.
+    """
+
+    def asked_for(option, default):
+        found = re.search(rf"^#SBATCH.* (?:{option})[= ]?(\d+)", script, re.MULTILINE)
+        return int(found[1]) if found else default
+
+    names = names[: asked_for("-N|--nodes", 1)]
+    per_node = asked_for("--ntasks-per-node", 1)
+    tasks = asked_for("-n|--ntasks", per_node * len(names))
+    numbers = ",".join(re.search(r"\d+$", name)[0] for name in names)
     with tempfile.TemporaryDirectory() as folder:
         for name, text in STAND_INS.items():
             file = Path(folder, name)
@@ -82,19 +96,25 @@ def simulate(script):
             file.chmod(0o755)
         notes = Path(folder, "notes")
         notes.touch()
+        node_list = re.sub(r"\d+$", f"[{numbers}]", names[0])
         variables = {
             "PATH": f"{folder}:{os.environ['PATH']}",
-            "NOTES": str(notes),
-            "SLURM_NODEID": "0",  # Slurm runs the script itself on the first node only
+            "STAND_IN_NODES": " ".join(names),
+            "STAND_IN_NOTES": str(notes),
             "SLURM_JOB_ID": "7",
-            "SLURM_JOB_NODELIST": "node[0-1]",
-            "SLURM_NNODES": str(NODES),
-            "SLURM_NTASKS_PER_NODE": tasks[1] if tasks else "1",
+            "SLURM_NTASKS": str(tasks),
+            "SLURM_NTASKS_PER_NODE": str(per_node),
+            # Slurm runs the script itself on the first node only.
+            **dict.fromkeys(("HOSTNAME", "SLURMD_NODENAME"), names[0]),
+            **dict.fromkeys(("SLURM_NODEID", "SLURM_PROCID"), "0"),
+            **dict.fromkeys(("SLURM_JOB_NODELIST", "SLURM_NODELIST"), node_list),
+            **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), str(len(names))),
+            **dict.fromkeys(("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"), "4"),
         }
         command = ["bash", "-c", script]
         subprocess.run(command, env=os.environ | variables, timeout=10, check=False)
         lines = notes.read_text().splitlines()
-    return [(int(line.split()[0]), " ".join(line.split()[1:])) for line in lines]
+    return [tuple(line.split(" ", 1)) for line in lines]
 
 
 # ---- Shared helpers, identical in every exercise
