@@ -188,7 +188,7 @@ class OfPieces(nn.Module):
 
 
 def attention_of(text):
-    """Return a text's attention, and the gradients for a sum of cosines, in one process."""
+    """Return a whole text's attention, and the gradients for a sum of cosines."""
     query, key, value = tensors = [x.clone().requires_grad_() for x in text]
     later = torch.ones(len(query), len(query)).triu(1).bool()
     scores = (query @ key.T / query.shape[1] ** 0.5).masked_fill(later, -torch.inf)
@@ -198,7 +198,7 @@ def attention_of(text):
 
 
 def count_passes(exercise, pieces, places):
-    """Return how often a rank passes something on, forward and backward; it sends nothing."""
+    """Return how often a rank would pass something on, forward and backward."""
     calls, pass_on = [], exercise.pass_on
 
     def stay(tensor):
@@ -238,7 +238,8 @@ def check_15_9(exercise, rank, world_size):
     exercise.scores_of = counting
     kinds = [[x[other] for other in places] for x in text[1:]]
     with Messages() as messages:
-        (mine, changed), held = most_pieces_held(attend, *[x[own] for x in text], *kinds)
+        pieces = [x[own] for x in text]
+        (mine, changed), held = most_pieces_held(attend, *pieces, *kinds)
     exercise.scores_of = scores_of
     rights = [x[own] for x in attention_of(text)]
     yield Fact("result:", mine[0], "result", right=rights[0])

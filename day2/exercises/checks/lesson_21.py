@@ -35,9 +35,9 @@ def check_21_1(exercise, rank, world_size):
             tokens, target
         )
         choice = right_gate(tokens).argmax(2).flatten()
-        need = choice.bincount(minlength=exercise.EXPERTS).view(exercise.DATA, -1)[place]
-        need = need.sum().item()
-        # Four times a row goes along data, and along tensor its expert's sums do so, too.
+        need = choice.bincount(minlength=exercise.EXPERTS)
+        need = need.view(exercise.DATA, -1)[place].sum().item()
+        # Four times a row goes along data, and so do its expert's sums along tensor.
         row = 4 * mine[0].nbytes * (1 - 1 / world_size)
         most = 1.2 * row * (max(len(mine), need) + need) + 1000
         more |= rows > need or messages.bytes > most
@@ -79,7 +79,7 @@ def check_21_2(exercise, rank, world_size):
     right = exercise.train_whole()
     layouts = {"tensor": (2, 1, 2), "context": (1, 4, 1), "data and context": (2, 2, 1)}
     inputs = noted(nn.Embedding, "forward")
-    held = at_each_step(lambda optimizer: len(flat(optimizer.param_groups[0]["params"])))
+    held = at_each_step(lambda adam: len(flat(adam.param_groups[0]["params"])))
     off, shares = {}, []
     for what, sizes in layouts.items():
         inputs.clear()

@@ -18,9 +18,9 @@ def check_9_1(exercise, rank, world_size):
 
 
 class Sizes(TorchDispatchMode):
-    """In a with statement: note in which group this rank sends how much, however it does.
+    """In a with statement: note in which group this rank sends how much.
 
-    words: {name of a group: word}. seen: (word, bytes that one rank gives) of each message.
+    words: {name of a group: word}. seen: (word, bytes that one rank gives) of each.
     """
 
     def __init__(self, words):
@@ -29,17 +29,24 @@ class Sizes(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation, types, arguments=(), options=None):
         if "c10d" in operation.namespace:
-            lists = [[x for x in tree_leaves(y) if torch.is_tensor(x)] for y in arguments]
-            size = min(sum(x.nbytes for x in part) for part in lists if part)
-            self.seen += [(word, size) for word in map(self.word_of, arguments) if word]
+            parts = [
+                [x.nbytes for x in tree_leaves(y) if torch.is_tensor(x)]
+                for y in arguments
+            ]
+            size = min(sum(part) for part in parts if part)
+            words = map(self.word_of, arguments)
+            self.seen += [(word, size) for word in words if word]
         return operation(*arguments, **(options or {}))
 
     def word_of(self, argument):
         """Return the word of a group, as operations take it; None if it's no group."""
-        if isinstance(argument, torch.ScriptObject) and "Group" in str(argument._type()):
+        if isinstance(argument, str):
+            return self.words.get(argument)
+        is_object = isinstance(argument, torch.ScriptObject)
+        if is_object and "ProcessGroup" in str(argument._type()):
             name = dist.ProcessGroup.unbox(argument).group_name
             return self.words.get(name, "others")
-        return self.words.get(argument) if isinstance(argument, str) else None
+        return None
 
 
 def check_9_2(exercise, rank, world_size):
