@@ -22,7 +22,7 @@ from catalog import (  # noqa: E402
     read_runs,
 )
 from docs.excerpts import DIVIDING_LINE  # noqa: E402
-from docs.pages import DECKS, PAGES, parts_of  # noqa: E402
+from docs.pages import DECKS, FILES, PAGES, parts_of  # noqa: E402
 from records import SHOWN, read_records, read_values, stale  # noqa: E402
 
 FIELDS = ["Builds on", "New here", "Run", "Look for", "Try next"]
@@ -132,7 +132,7 @@ def of_short(name):
 def of_list(lessons):
     """Yield where the list, the folders and the timetable differ."""
     files = {str(path.relative_to(ROOT)) for path in ROOT.glob("day*/*.py")}
-    own = {"day1/usual_script.py", "day2/count_step.py"}  # of pages: they are no lessons
+    own = {"day1/usual_script.py", "day2/count_step.py", "day2/read_speed.py"}  # of pages
     for file in files - own - {lesson["file"] for lesson in lessons}:
         yield f"{file} has no line under [page]: scripts/README.md says how to add a lesson"
     parts = itertools.chain(*(day["parts"] for day in read_days()))
@@ -213,6 +213,28 @@ def of_options(lessons):
         if len(found) > 1:
             each = ", ".join(f"{name} in {' '.join(where)}" for name, where in found.items())
             yield f"one option has two names ({words.strip()}): {each}"
+
+
+def of_lost_options():
+    """Yield (text, what it still says of an option) that a script has lost since the last commit.
+
+    Only the script and its own page are asked if another script has an option of that name.
+    Without git, or in a clean clone, nothing was lost.
+    """
+    quoted = r'"(--[a-z][\w-]+)"'
+    scripts = [x for folder in ("day1", "day2", "scripts") for x in (ROOT / folder).glob("*.py")]
+    anywhere = {name for x in scripts for name in re.findall(quoted, x.read_text())}
+    asked = {}
+    for script in scripts:
+        command = ["git", "-C", ROOT, "show", f"HEAD:{script.relative_to(ROOT)}"]
+        before = subprocess.run(command, capture_output=True, text=True).stdout
+        for name in {*re.findall(quoted, before)} - {*re.findall(quoted, script.read_text())}:
+            pages = [script.with_suffix(".md")] if name in anywhere else map(ROOT.joinpath, FILES)
+            asked.setdefault(name, {script}).update(page for page in pages if page.exists())
+    for name, texts in asked.items():
+        for text in sorted(texts):
+            if count := len(re.findall(rf"(?<![\w-]){name}(?![\w-])", text.read_text())):
+                yield text.relative_to(ROOT), f"says {name} {count} times, which is no option now"
 
 
 def parts_of_code(text, kinds=ast.stmt):
@@ -306,6 +328,7 @@ def main():
     for exercise in read_exercises():
         found += [(exercise["file"], words) for words in of_exercise(exercise)]
     found += [("day*/", words) for words in of_options(read_lessons())]
+    found += of_lost_options()
     found += left_behind(read_lessons())
     everywhere = ("day*/**/*.py", "day*/**/*.md", "slides/*.md")
     for file in itertools.chain(*map(ROOT.glob, everywhere)):

@@ -29,14 +29,14 @@ class Grid:
     def __init__(self, sizes):
         ranks = torch.arange(math.prod(sizes)).view(sizes)
         self.sizes = sizes  # pipeline, data, context, tensor
-        # A row of an axis: ranks that differ in this place only. Those of a tensor row
+        # A row of an axis: ranks that differ in this index only. Those of a tensor row
         # are neighbors, on one node. Stages are the furthest apart.
         self.tensor = Axis("tensor", ranks.flatten(0, 2))
         self.context = Axis("context", ranks.movedim(2, 3).flatten(0, 2))
         stages = ranks.movedim(0, 3).flatten(0, 2)
         self.down = Axis("pipeline", stages)  # a group for each direction: lesson 17
         self.up = Axis("pipeline", stages)
-        # Ranks with other texts, or with other places of these, have the same weights.
+        # Rows of data x context: other texts, or other places, but the same weights.
         self.replicas = Axis("data", ranks.movedim(3, 1).flatten(2).flatten(0, 1))
         self.axes = self.tensor, self.context, self.replicas, self.down, self.up
 
@@ -169,7 +169,7 @@ class DividedAdam:
 
 
 def save(optimizer, file):
-    """Write this rank's boxes, of copies one. No word of ranks: any layout can read."""
+    """Write this rank's boxes, each copy once. No ranks named: any layout can read."""
     saved = {}
     for name, _, begin, view in optimizer.boxes():
         if optimizer.named[name].cut is not None or optimizer.grid.tensor.at == 0:
@@ -181,7 +181,7 @@ def load(optimizer, files):
     """Fill this rank's boxes from all boxes that there are, one parameter at a time."""
     contents = [torch.load(file, mmap=True) for file in files]
     for name, whole, begin, view in optimizer.boxes():
-        numbers = torch.full((3, *whole), torch.nan)
+        numbers = torch.full((3, *whole), torch.nan)  # what no file has stays visible
         for optimizer.steps, saved in contents:
             if name in saved:
                 other, part = saved[name]

@@ -120,15 +120,15 @@ def check(exercise, record, solution=False, show_task=False):
     if show_task:
         task = re.search(r"^(Task|Symptom):.*?(?=^Run:)", text, re.M | re.S)
         print(task[0] if task else "", end="")
-    lines = text.splitlines()
-    todo = [str(number) for number, line in enumerate(lines, 1) if re.search("# *TODO", line)]
-    if todo:
-        print(f"TODO: line{'s' * (len(todo) > 1)} {', '.join(todo)}")
     checked = digest(file)
     with SignOfLife():
         findings = runner.run(exercise, file)
     wrong = [x for x in findings if not x.right]
     show(findings)
+    lines = enumerate(text.splitlines(), 1)
+    todo = [str(number) for number, line in lines if re.search("# *TODO", line)]
+    if todo and wrong:
+        print(f"TODO: line{'s' * (len(todo) > 1)} {', '.join(todo)}")
     if not wrong:
         print(f"  ->  Why: {exercise['consequence']}")
     print("not yet" if wrong else "passed", flush=True)

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import time
 from importlib.metadata import version
 
 
@@ -27,8 +26,3 @@ def described(*more):
     torch = version("torch").partition("+")[0]  # 2.6.0+cu124 is 2.6.0
     versions = [f"Python {platform.python_version()}", f"torch {torch}"]
     return ", ".join([platform.system(), f"{cores()} CPU cores", gpus(), *versions, *more])
-
-
-def recorded(command, *more):
-    """Return one line on where and when a command was recorded; more is what to add."""
-    return f"Recorded on {time.strftime('%Y-%m-%d')} with `{command}`: {described(*more)}.\n"

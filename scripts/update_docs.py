@@ -23,6 +23,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import records
@@ -102,7 +103,8 @@ def record_faults():
         env = {**os.environ, "FAULTS_TO": folder}
         if subprocess.run([*command, "tests/faults"], cwd=ROOT, env=env).returncode:
             sys.exit("A test of faults failed, so the table stays as it is.")
-        lines = [system_info.recorded("python scripts/update_docs.py --faults")]
+        when = f"Recorded on {time.strftime('%Y-%m-%d')} with `{UPDATE} --faults`"
+        lines = [f"{when}: {system_info.described()}.\n"]
         lines += ["\n| fault | what you will see | seconds | what to do |\n|---|---|---|---|\n"]
         for area in ("processes", "data", "use"):
             lines += [f"| **{area}** |  |  |  |\n", Path(folder, area).read_text()]

@@ -16,6 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from exercises.runner import Finding
 
+SHOWN = 6  # of the values of a list, at most
+
 
 class Fact(NamedTuple):
     """What a check has seen on this rank.
@@ -48,8 +50,11 @@ def judge(fact, right):
     if kinds not in ({float}, {int, float}) or len(values) != len(rights):
         return Finding(value == right, fact.what, short(value), f"right: {short(right)}", fact.key)
     far, limit = gap(values, rights), fact.close * max(map(abs, rights))
-    seen = f"{short(values)}, off by {far:.3g}"
-    allowed = f"right: {short(rights)}, limit {limit:.3g}"
+    off = [i for i, (x, y) in enumerate(zip(values, rights)) if not abs(x - y) <= limit]
+    start = off[0] if off and off[0] >= SHOWN else 0  # no six numbers that are equal
+    where = f"[{start}:] " if start else ""
+    seen = f"{where}{short(values[start:])}, off by {far:.3g}"
+    allowed = f"right: {short(rights[start:])}, limit {limit:.3g}"
     return Finding(far <= limit, fact.what, seen, allowed, fact.key)
 
 
@@ -201,9 +206,9 @@ def gap(a, b):
     return math.nan if any(map(math.isnan, gaps)) else max(gaps)
 
 
-def short(value, most=6):
+def short(value):
     """Return a value, or the first of several, as a short text."""
     if not isinstance(value, list):
         return "none" if value is None else str(value)
-    words = [f"{x:.4g}" if isinstance(x, float) else str(x) for x in value[:most]]
-    return ", ".join([*words, "..."] if len(value) > most else words) or "nothing"
+    words = [f"{x:.4g}" if isinstance(x, float) else str(x) for x in value[:SHOWN]]
+    return ", ".join([*words, "..."] if len(value) > SHOWN else words) or "nothing"

@@ -71,11 +71,14 @@ def course_map():
         before = number, x, y
     title = {"ha": "left", "weight": "bold", "size": 19}
     say(axes, 0.3, 6.77, "Day 1: one node", color=days["day1"], **title)
-    say(axes, 1.9, 5.3, "Day 2: many nodes", color=days["day2"], **title)
+    ends_at_9 = {**title, "ha": "right"}  # where the day begins: this row is read backwards
+    say(axes, 4.4, 5.3, "Day 2: many nodes", color=days["day2"], **ends_at_9)
     say(axes, 0.75, 3.65, "A third day, to choose from", color=days["beyond"], **title)
     words = "green: the same training"
     say(axes, 9.0, 6.77, words, SMALL, RANKS[2], "right", weight="bold")
-    say(axes, 9.0, 3.65, "needs 10: come straight from 10", SMALL, GREY, "right")
+    say(axes, 8.75, 5.3, "no label: needs the one before", SMALL, GREY, "right")
+    words = "needs 10: come straight from 10"
+    say(axes, 9.0, 3.65, words, SMALL, days["beyond"], "right", weight="bold")
     for y, (words, numbers) in zip((1.7, 1.15), take_short_ways().items()):
         say(axes, 0.3, y, words, SMALL, ha="left")
         xs = [2.6 + 0.54 * i for i in range(len(numbers))]

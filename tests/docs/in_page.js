@@ -53,7 +53,9 @@ function slide(slider, value) {
 }
 
 /** Guess, and move all that can be moved, as a reader does. Return what is not as it should be. */
-function use() {
+async function use() {
+  document.querySelector("#ring svg").scrollIntoView(); // it begins to move when one sees it
+  await new Promise((go) => setTimeout(go, 500));
   const found = [];
   const check = (section, what, holds) => holds || found.push(`${section.id}: ${what}`);
   for (const section of document.querySelectorAll("section")) {
@@ -75,6 +77,16 @@ function use() {
       const [drawn, value] = [figure.innerHTML, slider.value];
       slide(slider, value > 0.5 ? 0 : 1);
       check(section, `${slider.ariaLabel} does nothing`, figure.innerHTML !== drawn);
+      slide(slider, value);
+      slider.scrollIntoView(); // as Shift+Tab does, from below
+      const middle = slider.getBoundingClientRect();
+      const top = document.elementFromPoint(middle.x + middle.width / 2, middle.y + middle.height / 2);
+      check(section, `${slider.ariaLabel} is under the figure`, top === slider);
+      const field = slider.parentElement.querySelector("[type=number]");
+      const number = field.value;
+      slider.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight", cancelable: true }));
+      const moved = slider.step === "0.005" ? field.value > Number(number) : true;
+      check(section, `${slider.ariaLabel}: a key does nothing`, moved || value === "1");
       slide(slider, value);
     }
     for (const chosen of section.querySelectorAll("#fit select")) {

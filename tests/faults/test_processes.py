@@ -78,7 +78,7 @@ def test_a_stopped_rank_is_seen_by_the_timeout(tmp_path):
 ASLEEP, DEAD = "time.sleep(600)", "os._exit(3)"
 READS = {
     "11": "        chunks, batches = self.share(workers)\n",
-    "13": "        seed_all(self.seed, epoch, index)\n",
+    "13": "        name, epoch, index = key\n",
 }
 TOO_LATE = r"RuntimeError: DataLoader timed out after 6(.0)? seconds$"
 STUCK = "Look above for a worker's error. `--workers 0` shows where it is stuck."

@@ -92,6 +92,10 @@ def test_data_and_layers_that_are_not_ours(tmp_path):
     mean = script.replace('reduction="none")', "reduction='none').mean()")
     file.write_text(mean.replace("MIDDLE", "index"))
     assert "shapes [[], [], [64]], for 64" in output_of(run_ranks(2, file, *few, cwd=tmp_path), 1)
+    own = script.replace("outputs = model(", "outputs = getattr(model, 'module', model)(")
+    file.write_text(own.replace("MIDDLE", "index"))  # so DDP never averages
+    output = output_of(run_ranks(2, file, *few, "--checkpoint-dir", "own", cwd=tmp_path), 1)
+    assert "\nranks have different gradients: compute must call model(...)" in output
     sgd = "SGD(parameters, args.lr, momentum=0.0)"
     script = script.replace(DTYPE, "torch.float32").replace(sgd, "SparseAdam(parameters)")
     file.write_text(script.replace("MIDDLE", "index"))

@@ -16,7 +16,7 @@ from support.run import LESSONS, ROOT, cached_across_workers, load_lesson, outpu
 
 CASE = {"short": "", "ranks": 2, "others": [1, 3], "cold": False, "chain": 0, "mutants": []}
 MUTANT = {"options": "", "ranks": 2, "starts": 1, "quick": False}
-APART = r"losses within \de(-0[1-4]|\+\d\d) of {} \(limit 1e-05\)"
+APART = r"losses within \de(-0[1-4]|\+\d\d) of {} \(limit 1e-(05|12)\)"
 SAYS = {"FROM_ONE": APART.format("one process"), "FROM_MEMORY": APART.format("those from memory")}
 SAYS["OFF"] = r"losses within \de(-0|\+0)\d of one process \(limit 1e-12\), .*as predicted: WRONG$"
 

@@ -89,7 +89,9 @@ def check_21_2(exercise, rank, world_size):
         off[what] = gap(exercise.train(sizes), right)
         tokens = sum(x.numel() for (_, x), _ in inputs)
         shares.append((what, tokens, held[-1]))
-    off = {"result": max(off.values()), **off}
+    same = sum(far <= 1e-9 for far in off.values())
+    what = f"result: layouts out of {len(off)} with the losses of one process:"
+    yield Fact(what, same, "norm", right=len(off))
     keys = {"context": "places", "data and context": "batch"}
     for what, far in off.items():
         key = keys.get(what, "norm")
