@@ -98,11 +98,11 @@ def check_10_4(exercise, rank, world_size):
     yield Fact("different ports, ids or kinds of meeting:", different, "meet")
     expected = [int(x.nnodes.split(":")[-1]) for x in options]
     yield Fact("nodes that each of them waits for:", expected, "meet")
-    each = [x.nproc_per_node for x in options]
+    each = [x.nproc_per_node for x in options]  # codespell:ignore
     ranks = [4 if x in ("gpu", "auto") else int(x) for x in each]
     yield Fact("ranks that they start:", sum(ranks), "tasks")
     # Only c10d finds out itself who is the first node.
-    places = [x.node_rank for x in options if x.rdzv_backend != "c10d"]
+    places = [x.node_rank for x in options if kind_of(x) != "c10d"]
     same = len(places) - len({*places})
     yield Fact("node ranks that two of them have:", same, "meet", right=0)
     other = exercise.simulate(exercise.SCRIPT, ("gpu07", "gpu12"))
@@ -116,6 +116,11 @@ def meeting_of(options):
     """Return where and how a torchrun meets others: host, port, id, kind."""
     if options.standalone:
         return "localhost", "", "", "standalone"
-    place = options.rdzv_endpoint or f"{options.master_addr}:{options.master_port}"
+    place = options.rdzv_endpoint  # codespell:ignore
+    place = place or f"{options.master_addr}:{options.master_port}"
     host, _, port = place.partition(":")
-    return host, port, options.rdzv_id, options.rdzv_backend
+    return host, port, options.rdzv_id, kind_of(options)
+
+
+def kind_of(options):
+    return options.rdzv_backend  # codespell:ignore

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from exercises.common import (
     Fact,
+    Messages,
     at_each_step,
     attempt,
     flat,
@@ -71,12 +72,14 @@ def numbers_of_states(optimizer):
     return sum(len(flat(x)) for x in states if torch.is_tensor(x) and x.dim() > 0)
 
 
-def most_pieces_held(function, query, key, value, pieces):
+def most_pieces_held(function, query, key, value, *kinds):
     """Call the function. Return its result, and how many pieces it held at a time.
 
-    After each operation, see which pieces are in the tensors that exist.
+    After each operation, see which pieces, of one kind or another, are in the tensors
+    that exist.
     """
-    marks = [piece[0, 0].item() for piece in pieces]  # all of them are different
+    # All of them are different.
+    marks = [[piece[0, 0].item() for piece in pieces] for pieces in kinds]
     alive = [weakref.ref(key)]
     counts = []
 
@@ -90,7 +93,7 @@ def most_pieces_held(function, query, key, value, pieces):
             )
             tensors = [ref() for ref in alive if ref() is not None]
             numbers = {x for tensor in tensors for x in tensor.flatten().tolist()}
-            counts.append(sum(mark in numbers for mark in marks))
+            counts.append(max(sum(mark in numbers for mark in part) for part in marks))
             alive[:] = map(weakref.ref, tensors)
             return result
 
@@ -173,33 +176,121 @@ def check_15_8(exercise, rank, world_size):
     yield Fact("loss in the end", losses[-1], most=losses[0])
 
 
-def check_15_9(exercise, rank, world_size):
-    length = 8 * world_size
-    text = exercise.make_text(length)
-    query, key, value = [tensor.clone().requires_grad_() for tensor in text]
-    later = torch.ones(length, length).triu(1).bool()
+class OfPieces(nn.Module):
+    """Attention of this rank's queries: what kept_for_backward needs."""
+
+    def __init__(self, attention, places):
+        super().__init__()
+        self.attention, self.places = attention, places
+
+    def forward(self, tensors):
+        return self.attention(*tensors, self.places)
+
+
+def attention_of(text):
+    """Return a whole text's attention, and the gradients for a sum of cosines."""
+    query, key, value = tensors = [x.clone().requires_grad_() for x in text]
+    later = torch.ones(len(query), len(query)).triu(1).bool()
     scores = (query @ key.T / query.shape[1] ** 0.5).masked_fill(later, -torch.inf)
     result = scores.softmax(1) @ value
     result.cos().sum().backward()
+    return [result.detach()] + [x.grad for x in tensors]
+
+
+def count_passes(exercise, pieces, places):
+    """Return how often a rank would pass something on, forward and backward."""
+    calls, pass_on = [], exercise.pass_on
+
+    def stay(tensor):
+        calls.append(tensor)
+        return tensor.clone()
+
+    exercise.pass_on = stay
+    exercise.results(exercise.RingAttention.apply, pieces, places)
+    exercise.pass_on = pass_on
+    return len(calls)
+
+
+def check_15_9(exercise, rank, world_size):
+    length = 8 * world_size
+    text = exercise.make_text(length)
     places = [
         exercise.balanced(other, world_size, length) for other in range(world_size)
     ]
     own = places[rank]
+    grad = -attention_of(text)[0][own].sin()
 
     def attend(*tensors):
-        return exercise.results(exercise.RingAttention.apply, tensors, places)
+        tensors = [x.requires_grad_() for x in tensors]
+        given = [x.detach() for x in (*tensors[1:], grad)]
+        before = [x.clone() for x in given]
+        result = exercise.RingAttention.apply(*tensors, places)
+        result.backward(grad)
+        changed = any(not x.equal(y) for x, y in zip(given, before))
+        return [result.detach(), *(x.grad for x in tensors)], changed
 
-    pieces = [text[1][other] for other in places]
-    mine, held = most_pieces_held(attend, *[tensor[own] for tensor in text], pieces)
-    yield Fact("result:", mine[0], "result", right=result[own])
-    for name, a, b in zip(("query", "key", "value"), mine[1:], (query, key, value)):
-        yield Fact(f"gradient of {name}:", a, "backward", right=b.grad[own])
-    what = f"pieces of the keys, of {world_size}, that it holds at a time:"
+    scores_of, computed = exercise.scores_of, []
+
+    def counting(query, key, *others, **options):
+        computed.append(len(query) * len(key))
+        return scores_of(query, key, *others, **options)
+
+    exercise.scores_of = counting
+    kinds = [[x[other] for other in places] for x in text[1:]]
+    with Messages() as messages:
+        pieces = [x[own] for x in text]
+        (mine, changed), held = most_pieces_held(attend, *pieces, *kinds)
+    exercise.scores_of = scores_of
+    rights = [x[own] for x in attention_of(text)]
+    yield Fact("result:", mine[0], "result", right=rights[0])
+    pairs = (own + 1).sum().item()  # the query at place p sees p + 1 keys
+    what = "pairs of its queries and keys whose score is not -inf:"
+    yield Fact(what, exercise.count_pairs(text, own), "result", right=pairs)
+    for name, a, b in zip(("query", "key", "value"), mine[1:], rights[1:]):
+        yield Fact(f"gradient of {name}:", a, "backward", right=b)
+    what = f"pieces of the keys or values, of {world_size}, that it holds at a time:"
     yield Fact(what, held, "backward", most=world_size - 1)
-    # The query at place p sees p + 1 keys.
-    yield Fact("pairs in the new order:", (own + 1).sum().item(), "order")
-    parts = [exercise.balanced(other, 3, 24) for other in range(3)]
+    yield Fact("pairs in the new order:", pairs, "order")
+    # Parts of 8 places: those of the text above have 4.
+    parts = [exercise.balanced(other, 3, 48) for other in range(3)]
     pairs = [(part + 1).sum().item() for part in parts]
     yield Fact("pairs of 3 ranks:", pairs, "order")
     different = {place for part in gather(own.tolist()) for place in part}
     yield Fact("different places of all ranks:", len(different), "order")
+    what = "keys, values or grad are other numbers after backward:"
+    yield Fact(what, str(changed), "backward", right="False")
+    ring = {"send", "alltoall", "alltoall_base"}
+    others = sum(calls for name, calls in messages.calls.items() if name not in ring)
+    what = "collectives, where it should pass on to the next rank:"
+    yield Fact(what, others, "backward", most=0)
+    what = "scores that forward and backward compute:"
+    most = 2 * exercise.count_scores(rank, places)
+    yield Fact(what, sum(computed), "backward", most=most)
+    orders = [(exercise.balanced, "large scores"), (exercise.in_order, "in order")]
+    for deal, what in orders:
+        places = [deal(other, world_size, length) for other in range(world_size)]
+        text = exercise.make_text(length)
+        if what == "large scores":  # above 100: their exp is infinite
+            text[0] *= 50
+        pieces = [x[places[rank]] for x in text]
+        # Where ranks send unequal numbers of messages, these get mixed up.
+        passes = count_passes(exercise, pieces, places)
+        most = max(gather(passes))
+        yield Fact(f"{what}: tensors passed on", passes, "backward", right=most)
+        if min(gather(passes)) < most:
+            return
+        mine = exercise.results(exercise.RingAttention.apply, pieces, places)
+        rights = [x[places[rank]] for x in attention_of(text)]
+        yield Fact(f"{what}: result", mine[0], "result", right=rights[0])
+        yield Fact(f"{what}: gradients", mine[1:], "backward", right=rights[1:])
+    length = 32 * world_size
+    places = [
+        exercise.balanced(other, world_size, length) for other in range(world_size)
+    ]
+    pieces = [x[places[rank]].requires_grad_() for x in exercise.make_text(length)]
+    model = OfPieces(exercise.RingAttention.apply, places)
+    result, kept = kept_for_backward(model, pieces)
+    result.sum().backward()  # of all ranks: they have to meet
+    need = sum(x.nbytes for x in (*pieces, result)) + sum(x.nbytes for x in places)
+    what = "bytes kept for backward, of longer pieces:"
+    yield Fact(what, kept, "backward", most=1.4 * need)

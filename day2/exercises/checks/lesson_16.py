@@ -72,7 +72,7 @@ def check_16_4(exercise, rank, world_size):
         losses = exercise.train(model, 20)
     waited = len(barriers)
     right = exercise.train(exercise.make_model(together=False), 20)
-    yield Fact("losses:", losses, "losses", right=right, close=2e-6)
+    yield Fact("losses:", losses, "losses", right=right, close=5e-6)
     # Out of each block, and the second one's x in backward; nobody needs the first's.
     most = 20 * 3 * 32 * exercise.WIDTH * 4 * 2 * (1 - 1 / world_size)
     sent = messages.bytes
@@ -82,7 +82,7 @@ def check_16_4(exercise, rank, world_size):
     whole, world.default_pg = world.default_pg, dist.new_subgroups(1)[0]
     losses = exercise.train(exercise.make_model(together=True), 20)
     world.default_pg = whole
-    yield Fact("losses of one rank:", losses, "losses", right=right, close=2e-6)
+    yield Fact("losses of one rank:", losses, "losses", right=right, close=5e-6)
 
 
 def numbers_kept(model):

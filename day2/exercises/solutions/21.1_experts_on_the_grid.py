@@ -4,9 +4,10 @@ Lesson:  21
 Kind:    fill in, 40 minutes
 Task:    Four ranks, data 2 x tensor 2. Four experts live on the data axis, two on each
          of its ranks, and are cut along the tensor axis. Tokens travel to their experts
-         and back, however many they are: in the check, some experts get none. Complete
-         Exchange.backward (TODO 1), ask_experts (TODO 2) and complete_gradients
-         (TODO 3). The gradients and their norm must be those of one process.
+         and back, however many they are: in the check, some experts get none, and the
+         grid is 4 x 1, too. Complete Exchange.backward (TODO 1), ask_experts (TODO 2)
+         and complete_gradients (TODO 3). The gradients and their norm must be those of
+         one process.
 Run:     python day2/exercises/solutions/21.1_experts_on_the_grid.py
 Check:   python scripts/check.py 21.1 --solution
 """
