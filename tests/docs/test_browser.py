@@ -4,7 +4,7 @@ import html
 import json
 import re
 import shutil
-from itertools import accumulate
+from itertools import accumulate, product
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -211,6 +211,14 @@ def test_the_page_reads_links_from_a_report_and_from_lesson_18(tmp_path):
     assert [link["gigabits"] for link in links] == pytest.approx([float(bus) * 8e-3, float(hop)])
 
 
+LONG_WORDS = """
+machine = login.supercomputer.university.edu
+activate = module load pytorch && source /shared/course/.venv/bin/activate
+place = --account=ml_course_2026 --partition=shared --reservation=course
+nodes = --account=ml_course_2026_g --partition=gpu --constraint=gpu --qos=interactive
+"""
+
+
 @pytest.mark.full
 def test_the_slides_can_be_built_and_nothing_is_cut_off(tmp_path):
     require_browser("Liberation Sans", "DejaVu Sans Mono")
@@ -229,9 +237,10 @@ def test_the_slides_can_be_built_and_nothing_is_cut_off(tmp_path):
     said = output_of(run([folder / "build.sh", "--for", "cluster"], 200, tmp_path, None), 1)
     assert said.startswith("slides/site.txt has no word for: nodes.")
     marp = [folder / "node_modules" / ".bin" / "marp", "--no-stdin", "--template", "bare"]
-    write, page = load("slides/deck.py").write, folder / "deck.html"
-    for name in DECKS:
-        (folder / "deck.md").write_text(write(Path(name).stem, "laptop"))
+    (folder / "site.txt").write_text(LONG_WORDS)
+    write, page = load(folder / "deck.py").write, folder / "deck.html"
+    for name, setting in product(DECKS, ["laptop", "cluster"]):
+        (folder / "deck.md").write_text(write(Path(name).stem, setting))
         output_of(run([*marp, "deck.md"], 200, folder, None))
         assert in_page(page.read_text(), page, "unseen") == []
 
