@@ -4,8 +4,8 @@ Lesson:  12
 Kind:    fill in, 40 minutes
 Task:    Four members train. One is killed, later a new one joins, and no other process
          starts again. Complete Job.gradient (TODO 1), agree (TODO 2) and train
-         (TODO 3): the losses must be those of one process, in every step. The run also
-         shows who heard of the death, when, and in which words.
+         (TODO 3): the losses must be those of one process, in every step. For
+         interest, the run shows who heard of the death, when, and in which words.
 Run:     python day2/exercises/12.2_nobody_restarts.py
 Check:   python scripts/check.py 12.2
 """
@@ -72,7 +72,7 @@ class Job:
         """Go on from a state."""
         sizes = 1, STEPS, len(self.momentum), len(self.momentum)
         step, self.losses, self.momentum, weights = state.clone().split(sizes)
-        self.step = int(step)
+        self.step = round(step)
         vector_to_parameters(weights, self.model.parameters())
 
 
@@ -123,7 +123,7 @@ class Crew:
         self.told = None  # how long after the death it heard of it, and what
 
     def form(self, expected):
-        """Leave the old crew, if any, and meet those who come to the next one."""
+        """Leave the old crew, if any, and meet the next, in which so many are expected."""
         self.group = None  # this closes its connections: who still waits gets an error
         self.number += 1
         room = dist.PrefixStore(f"crew {self.number}", self.store)

@@ -5,8 +5,8 @@ Kind:    fill in, 25 minutes
 Task:    Two ranks share each block's two layers. Complete Copy (TODO 1) and AddUp
          (TODO 2, 3), which send, and ColumnWise (TODO 4) and RowWise (TODO 5, 6), which
          keep a rank's part. The losses must be one process's, a rank keeps half of the
-         matrices, and a block sends its activations once in forward, and the
-         gradients of its input once in backward, unless it's the first.
+         matrices, and each block sends its activations once in forward. In backward,
+         each but the first sends the gradients of its input once.
 Run:     python day2/exercises/solutions/16.4_columns_then_rows.py
 Check:   python scripts/check.py 16.4 --solution
 """

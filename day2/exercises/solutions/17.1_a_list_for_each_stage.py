@@ -5,8 +5,8 @@ Kind:    fill in, 20 minutes
 Task:    A schedule is a list of what a stage does in a step, and the rest of the
          program only obeys it. GPipe's is given: each stage holds all 8 micro-batches.
          Complete one_forward_one_backward(), so that stage s of p holds at most p - s,
-         and no slot more is idle than with GPipe. The run has 8 micro-batches, the
-         check also 2 and 5.
+         and no slot more is idle than with GPipe. The run has 4 stages and 8
+         micro-batches, the check also others.
 Run:     python day2/exercises/solutions/17.1_a_list_for_each_stage.py
 Check:   python scripts/check.py 17.1 --solution
 """
