@@ -210,7 +210,7 @@ def mesh():
 
 def grid():
     """Eight ranks as a grid: a stage in each node, in it two context ranks of two tensor ranks."""
-    axes = sheet(6.0)
+    axes = sheet(6.0, 7.9)
     for stage, x in ((0, 0.1), (1, 4.4)):
         box(axes, x, 1.1, 3.4, 3.9, color="white", ec=LINE)
         say(axes, x + 1.7, 5.35, f"node {stage}: stage {stage}", SIZE, weight="bold")
