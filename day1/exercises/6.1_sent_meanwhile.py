@@ -5,7 +5,7 @@ Kind:    fill in, 20 minutes
 Task:    The gradients of this model are averaged after backward, as in lesson 4. Let
          each travel as soon as it is ready, as DDP does. Complete watch() (TODO 1) and
          finish() (TODO 2). The weights must be as before, all messages must start
-         before backward ends, and each while the others may still be on their way.
+         before backward ends, and none may wait for another.
 Run:     python day1/exercises/6.1_sent_meanwhile.py
 Check:   python scripts/check.py 6.1
 """

@@ -76,7 +76,7 @@ class RingAttention(torch.autograd.Function):
                 continue  # the mask hides this piece entirely
             scores = scores_of(query[q], key[k], places[rank][q], places[owner][k])
             before = largest[q]
-            # Its own keys come first, so each query has seen one: itself. It's finite.
+            # Its own keys come first, so each query has seen one: itself: no inf.
             largest[q] = torch.maximum(before, scores.amax(1, keepdim=True))
             shrink = (before - largest[q]).exp()
             weights = (scores - largest[q]).exp()

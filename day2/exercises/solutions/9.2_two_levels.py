@@ -20,7 +20,7 @@ import torch.distributed as dist
 def sum_over_nodes(value, within, between, leader):
     """Replace value, on every rank, by the sum over all ranks.
 
-    within: the group of the ranks of this node. leader: the leader of this node.
+    within: the group of the ranks of this node. leader: its leader's rank.
     between: the group of the leaders, one per node; None for all other ranks.
     """
     dist.all_reduce(value, group=within)
