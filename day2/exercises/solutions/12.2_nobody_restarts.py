@@ -72,7 +72,7 @@ class Job:
         """Go on from a state."""
         sizes = 1, STEPS, len(self.momentum), len(self.momentum)
         step, self.losses, self.momentum, weights = state.clone().split(sizes)
-        self.step = round(step)
+        self.step = round(step.item())
         vector_to_parameters(weights, self.model.parameters())
 
 
