@@ -123,7 +123,7 @@ class Crew:
         self.told = None  # how long after the death it heard of it, and what
 
     def form(self, expected):
-        """Leave the old crew, if any, and meet the next, in which so many are expected."""
+        """Leave the old crew, if any, and meet the next: so many are expected."""
         self.group = None  # this closes its connections: who still waits gets an error
         self.number += 1
         room = dist.PrefixStore(f"crew {self.number}", self.store)
