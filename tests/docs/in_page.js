@@ -53,9 +53,10 @@ function slide(slider, value) {
 }
 
 /** Guess, and move all that can be moved, as a reader does. Return what is not as it should be. */
-async function use() {
+function use() {
   document.querySelector("#ring svg").scrollIntoView(); // it begins to move when one sees it
-  await new Promise((go) => setTimeout(go, 500));
+  dispatchEvent(new Event("scroll")); // a busy browser says so later
+  const label = document.querySelector("#ring [value=play]");
   const found = [];
   const check = (section, what, holds) => holds || found.push(`${section.id}: ${what}`);
   for (const section of document.querySelectorAll("section")) {
@@ -103,6 +104,5 @@ async function use() {
   schedule.querySelectorAll(".slide").forEach((slider) => slide(slider, 1));
   const passes = schedule.querySelectorAll("rect:not(.idle)");
   check(schedule, "a pass without its number", [...passes].every((pass) => pass.nextSibling));
-  const label = document.querySelector("#ring [value=play]").textContent;
-  return [found, passes.length, label];
+  return [found, passes.length, label.textContent];
 }
