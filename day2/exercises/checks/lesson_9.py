@@ -69,8 +69,9 @@ def check_9_2(exercise, rank, world_size):
     if any(gather(largest > most or not {*used} <= {"within", "between"})):
         return  # with other nodes it may wait for ever
     limit = timedelta(seconds=20)
-    within, _ = dist.new_subgroups_by_enumeration([[0], [1, 2, 3]], limit)
-    between = dist.new_group([0, 1], limit)
+    nodes = [[0], [1, 2, 3]]
+    within, _ = dist.new_subgroups_by_enumeration(nodes, timeout=limit)
+    between = dist.new_group([0, 1], timeout=limit)
     value = mine.clone()
     exercise.sum_over_nodes(
         value, within, between if rank < 2 else None, leader=min(rank, 1)
