@@ -51,7 +51,7 @@ def judge(fact, right):
         return Finding(value == right, fact.what, short(value), f"right: {short(right)}", fact.key)
     far, limit = gap(values, rights), fact.close * max(map(abs, rights))
     off = [i for i, (x, y) in enumerate(zip(values, rights)) if not abs(x - y) <= limit]
-    start = off[0] if off and off[0] >= SHOWN else 0  # no six numbers that are equal
+    start = off[0] if off and off[0] >= SHOWN else 0  # what is off, not what is equal
     where = f"[{start}:] " if start else ""
     seen = f"{where}{short(values[start:])}, off by {far:.3g}"
     allowed = f"right: {short(rights[start:])}, limit {limit:.3g}"
